@@ -1,0 +1,3 @@
+//! The `ringfence-bench` command.
+
+fn main() {}

@@ -1,0 +1,1 @@
+//! Wire errors: what a client may see.

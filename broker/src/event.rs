@@ -1,0 +1,1 @@
+//! Events and requests that a shard's state machine takes, whatever listener they came from.

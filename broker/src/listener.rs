@@ -1,0 +1,1 @@
+//! Connections: framing, limits, order of answers.

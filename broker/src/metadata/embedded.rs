@@ -1,0 +1,1 @@
+//! Embedded metadata store of one node.

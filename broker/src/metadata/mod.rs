@@ -1,0 +1,3 @@
+//! The metadata store port and its records.
+
+pub mod embedded;

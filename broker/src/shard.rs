@@ -1,0 +1,1 @@
+//! The shard's state machine: partitions, requests, parked fetches.

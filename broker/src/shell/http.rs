@@ -1,0 +1,1 @@
+//! Admin HTTP: /metrics, /livez, /readyz.

@@ -1,0 +1,6 @@
+//! Effects: threads, control runtime, HTTP, command line.
+
+pub mod cli;
+pub mod control;
+pub mod http;
+pub mod runtime;

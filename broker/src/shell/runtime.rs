@@ -1,0 +1,1 @@
+//! Shard threads: one reactor each.

@@ -1,0 +1,1 @@
+//! Fuzzy snapshots of a shard.

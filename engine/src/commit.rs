@@ -1,0 +1,1 @@
+//! Group commit: collects records into frames and tracks the durable prefix.

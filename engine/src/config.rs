@@ -1,0 +1,1 @@
+//! Settings of one shard's store.

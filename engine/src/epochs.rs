@@ -1,0 +1,1 @@
+//! Leader-epoch table of a partition and its checkpoint file.

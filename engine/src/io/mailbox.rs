@@ -1,0 +1,1 @@
+//! Messages between shards and from the control thread.

@@ -1,0 +1,1 @@
+//! The seeded simulated disk.

@@ -1,0 +1,1 @@
+//! The reactor: one io_uring per shard for files, sockets, timers and mailbox.

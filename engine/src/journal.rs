@@ -1,0 +1,1 @@
+//! Journal files and frames: byte layout, encoding, decoding, scanning.

@@ -1,0 +1,1 @@
+//! One partition's log in memory: offsets, segments, tail, tables.

@@ -1,0 +1,1 @@
+//! Small identity files: node.meta, journal-set, partition.meta.

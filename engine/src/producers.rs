@@ -1,0 +1,1 @@
+//! Idempotent-producer state of a partition and its file form.

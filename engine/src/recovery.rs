@@ -1,0 +1,1 @@
+//! Start-up: from snapshot and journal to a shard's state.

@@ -1,0 +1,1 @@
+//! Retention by bytes and time, log start, delayed deletion.

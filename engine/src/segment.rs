@@ -1,0 +1,1 @@
+//! A segment of a partition: tail buffers, positions, sealing.

@@ -1,0 +1,1 @@
+//! Write-back of durable bytes from memory to segments.
