@@ -1,1 +1,5 @@
-//! Shared helpers of the tests: starting brokers, the simulator, models.
+//! Shared helpers of tests and benchmarks: starting brokers as processes, the simulator, models.
+
+#![forbid(unsafe_code)]
+
+pub mod process;
