@@ -1,3 +1,5 @@
 //! The `ringfence-bench` command.
 
+#![forbid(unsafe_code)]
+
 fn main() {}

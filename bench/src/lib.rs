@@ -1,0 +1,9 @@
+//! Measures the device, the engine and the broker, and prints them side by side.
+//!
+//! Every figure names what it was measured on ([`host::Host`]) and stands beside a figure of the device taken in the
+//! same run, because only ratios within one run mean anything.
+
+#![forbid(unsafe_code)]
+
+pub mod host;
+pub mod latency;
