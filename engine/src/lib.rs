@@ -6,6 +6,7 @@
 
 pub mod batch;
 pub mod checkpoint;
+mod codec;
 pub mod commit;
 pub mod config;
 pub mod epochs;
