@@ -26,21 +26,21 @@ macro_rules! keys {
 
 keys! {
     "node.id", "Number of this node in its cluster.",
-        |d, v| Ok(d.config.node_id = number(v, 0, i32::MAX as u64)? as u32);
+        |d, v| put(&mut d.config.node_id, number(v, 0, i32::MAX as u64)? as u32);
     "log.dirs", "The data directory.",
-        |d, v| Ok(d.data_dir = Some(directory(v)?));
+        |d, v| put(&mut d.data_dir, Some(directory(v)?));
     "shard.cores", "Cores that carry shards: a count (4) or a list (0,2-5 or 3-3). Default: all.",
-        |d, v| Ok(d.config.cores = cores(v)?);
+        |d, v| put(&mut d.config.cores, cores(v)?);
     "listeners", "Addresses to listen on: NATIVE://HOST:PORT,ADMIN://HOST:PORT.",
         set_listeners;
     "advertised.listeners", "Addresses clients are told to dial: NATIVE://HOST:PORT.",
         set_advertised;
     "metadata.store", "Where cluster metadata live: embedded.",
-        |d, v| Ok(d.config.metadata = metadata(v)?);
+        |d, v| put(&mut d.config.metadata, metadata(v)?);
     "num.partitions", "Partitions of a topic created without a count.",
-        |d, v| Ok(d.config.num_partitions = number(v, 1, 1_000_000)? as u32);
+        |d, v| put(&mut d.config.num_partitions, number(v, 1, 1_000_000)? as u32);
     "max.partitions.per.topic", "Most partitions one topic may have.",
-        |d, v| Ok(d.config.max_partitions_per_topic = number(v, 1, 1_000_000)? as u32);
+        |d, v| put(&mut d.config.max_partitions_per_topic, number(v, 1, 1_000_000)? as u32);
     "log.segment.bytes", "Default of segment.bytes.",
         |d, v| topic::set_default(&mut d.config.topic_defaults, "segment.bytes", v);
     "log.roll.ms", "Default of segment.ms.",
@@ -64,37 +64,43 @@ keys! {
     "log.durability", "Default of durability: sync, or memory (acknowledged before it is synced).",
         |d, v| topic::set_default(&mut d.config.topic_defaults, "durability", v);
     "log.journal.bytes", "Journal of one shard, in bytes. Default: chosen by the engine.",
-        |d, v| Ok(d.config.journal_bytes = Some(number(v, 1 << 20, 1 << 40)?));
+        |d, v| put(&mut d.config.journal_bytes, Some(number(v, 1 << 20, 1 << 40)?));
     "log.memory.bytes", "Memory of one shard for bytes not yet in segments. Default: chosen by the engine.",
-        |d, v| Ok(d.config.memory_bytes = Some(number(v, 1 << 20, 1 << 40)?));
+        |d, v| put(&mut d.config.memory_bytes, Some(number(v, 1 << 20, 1 << 40)?));
     "log.linger.us", "How long a journal frame may wait for company, in microseconds.",
-        |d, v| Ok(d.config.linger_us = number(v, 0, 1_000_000)?);
+        |d, v| put(&mut d.config.linger_us, number(v, 0, 1_000_000)?);
     "file.delete.delay.ms", "Time between a deletion and the removal of its files.",
-        |d, v| Ok(d.config.delete_delay_ms = number(v, 0, i64::MAX as u64)?);
+        |d, v| put(&mut d.config.delete_delay_ms, number(v, 0, i64::MAX as u64)?);
     "leader.epoch.checkpoint.max.entries", "Leader epochs kept per partition in memory.",
-        |d, v| Ok(d.config.epoch_entries = number(v, 2, 10_000)? as usize);
+        |d, v| put(&mut d.config.epoch_entries, number(v, 2, 10_000)? as usize);
     "max.connections", "Connections of the process.",
-        |d, v| Ok(d.config.limits.max_connections = number(v, 1, 10_000_000)? as usize);
+        |d, v| put(&mut d.config.limits.max_connections, number(v, 1, 10_000_000)? as usize);
     "socket.request.max.bytes", "Largest request frame.",
-        |d, v| Ok(d.config.limits.max_request_bytes = number(v, 4096, 1 << 30)? as usize);
+        |d, v| put(&mut d.config.limits.max_request_bytes, number(v, 4096, 1 << 30)? as usize);
     "connections.max.idle.ms", "Idle connections are closed after this.",
-        |d, v| Ok(d.config.limits.idle_ms = number(v, 1, i64::MAX as u64)?);
+        |d, v| put(&mut d.config.limits.idle_ms, number(v, 1, i64::MAX as u64)?);
     "handshake.timeout.ms", "Time a new connection has for its Hello.",
-        |d, v| Ok(d.config.limits.handshake_ms = number(v, 1, i64::MAX as u64)?);
+        |d, v| put(&mut d.config.limits.handshake_ms, number(v, 1, i64::MAX as u64)?);
     "max.in.flight.requests.per.connection", "Requests of one connection worked on at once.",
-        |d, v| Ok(d.config.limits.max_in_flight = number(v, 1, 100_000)? as usize);
+        |d, v| put(&mut d.config.limits.max_in_flight, number(v, 1, 100_000)? as usize);
     "max.in.flight.bytes.per.connection", "Bytes of requests and unsent answers of one connection.",
-        |d, v| Ok(d.config.limits.max_connection_bytes = number(v, 4096, 1 << 40)? as usize);
+        |d, v| put(&mut d.config.limits.max_connection_bytes, number(v, 4096, 1 << 40)? as usize);
     "queued.max.request.bytes", "Bytes of requests and unsent answers of one shard.",
-        |d, v| Ok(d.config.limits.max_shard_bytes = number(v, 4096, 1 << 40)? as usize);
+        |d, v| put(&mut d.config.limits.max_shard_bytes, number(v, 4096, 1 << 40)? as usize);
     "forward.max.bytes", "Bytes of requests on their way from one shard to one other.",
-        |d, v| Ok(d.config.limits.max_forward_bytes = number(v, 4096, 1 << 40)? as usize);
+        |d, v| put(&mut d.config.limits.max_forward_bytes, number(v, 4096, 1 << 40)? as usize);
     "fetch.max.wait.limit.ms", "Longest a fetch may be parked.",
-        |d, v| Ok(d.config.limits.max_fetch_wait_ms = number(v, 1, 86_400_000)?);
+        |d, v| put(&mut d.config.limits.max_fetch_wait_ms, number(v, 1, 86_400_000)?);
     "fetch.max.bytes", "Most bytes one fetch is answered with.",
-        |d, v| Ok(d.config.limits.max_fetch_bytes = number(v, 1024, 1 << 30)? as usize);
+        |d, v| put(&mut d.config.limits.max_fetch_bytes, number(v, 1024, 1 << 30)? as usize);
     "request.timeout.limit.ms", "Longest a produce may wait for its acknowledgement.",
-        |d, v| Ok(d.config.limits.max_request_timeout_ms = number(v, 1, 86_400_000)?);
+        |d, v| put(&mut d.config.limits.max_request_timeout_ms, number(v, 1, 86_400_000)?);
+}
+
+/// Stores a value; the last step of every setting.
+pub(super) fn put<T>(slot: &mut T, value: T) -> Result<(), String> {
+    *slot = value;
+    Ok(())
 }
 
 /// Reads a whole number within `least..=most`.

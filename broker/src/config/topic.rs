@@ -12,8 +12,10 @@ use ringfence_engine::store::LogSettings;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+use super::keys::put;
+
 /// Longest topic name, as in Kafka.
-pub const MAX_TOPIC_NAME: usize = 249;
+pub(super) const MAX_TOPIC_NAME: usize = 249;
 
 /// Why a topic name is refused.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -118,42 +120,47 @@ struct TopicKey {
 const TOPIC_KEYS: &[TopicKey] = &[
     TopicKey {
         name: "retention.ms",
-        set: |s, v| Ok(s.retention_ms = limit(v)?),
+        set: |s, v| put(&mut s.retention_ms, limit(v)?),
         show: |s| show_limit(s.retention_ms),
     },
     TopicKey {
         name: "retention.bytes",
-        set: |s, v| Ok(s.retention_bytes = limit(v)?),
+        set: |s, v| put(&mut s.retention_bytes, limit(v)?),
         show: |s| show_limit(s.retention_bytes),
     },
     TopicKey {
         name: "segment.bytes",
-        set: |s, v| Ok(s.segment_bytes = within(v, BLOCK as u64, MAX_SEGMENT_BYTES)?),
+        set: |s, v| put(&mut s.segment_bytes, within(v, BLOCK as u64, MAX_SEGMENT_BYTES)?),
         show: |s| s.segment_bytes.to_string(),
     },
     TopicKey {
         name: "segment.ms",
-        set: |s, v| Ok(s.segment_ms = within(v, 1, i64::MAX as u64)?),
+        set: |s, v| put(&mut s.segment_ms, within(v, 1, i64::MAX as u64)?),
         show: |s| s.segment_ms.to_string(),
     },
     TopicKey {
         name: "max.message.bytes",
-        set: |s, v| Ok(s.max_message_bytes = within(v, 61, MAX_BATCH_BYTES as u64)? as usize),
+        set: |s, v| {
+            put(
+                &mut s.max_message_bytes,
+                within(v, 61, MAX_BATCH_BYTES as u64)? as usize,
+            )
+        },
         show: |s| s.max_message_bytes.to_string(),
     },
     TopicKey {
         name: "min.insync.replicas",
-        set: |s, v| Ok(s.min_insync_replicas = within(v, 1, 1000)? as u32),
+        set: |s, v| put(&mut s.min_insync_replicas, within(v, 1, 1000)? as u32),
         show: |s| s.min_insync_replicas.to_string(),
     },
     TopicKey {
         name: "message.timestamp.type",
-        set: |s, v| Ok(s.timestamp_type = timestamp_type(v)?),
+        set: |s, v| put(&mut s.timestamp_type, timestamp_type(v)?),
         show: |s| show_timestamp_type(s.timestamp_type).to_owned(),
     },
     TopicKey {
         name: "durability",
-        set: |s, v| Ok(s.durability = durability(v)?),
+        set: |s, v| put(&mut s.durability, durability(v)?),
         show: |s| show_durability(s.durability).to_owned(),
     },
 ];
