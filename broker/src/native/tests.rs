@@ -1,5 +1,7 @@
 //! Round trips of random messages, and total decoding of arbitrary and mutated bytes.
 
+mod golden;
+
 use proptest::prelude::*;
 use ringfence_engine::types::{LeaderEpoch, Offset, PartitionId, ShardId, TopicId};
 
