@@ -7,3 +7,4 @@
 
 pub mod host;
 pub mod latency;
+pub mod load;

@@ -3,4 +3,5 @@
 #![forbid(unsafe_code)]
 
 pub mod batch;
+pub mod native;
 pub mod process;

@@ -1,0 +1,5 @@
+//! A broker under load: open-loop rate or saturation, latency from the intended send time.
+
+pub mod generator;
+pub mod schedule;
+pub mod wire;

@@ -1,0 +1,262 @@
+//! Drives all connections of a load from one pinned thread.
+//!
+//! The loop polls instead of sleeping: a timer that wakes a millisecond late would be measured as the broker's
+//! latency. So a load needs a core of its own, another than the broker's.
+
+use std::collections::VecDeque;
+use std::io;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use ringfence_broker::native::Acks;
+use ringfence_engine::io::buf::BufSlice;
+use ringfence_engine::types::{PartitionId, ShardId};
+use thiserror::Error;
+
+use super::schedule::{Length, Pace, Schedule};
+use super::wire::{Answer, Wire};
+use crate::latency::Latencies;
+
+/// A refused batch is sent again this much later.
+const RETRY_AFTER: Duration = Duration::from_millis(1);
+
+/// A batch without its acknowledgement for this long ends the run.
+const STALLED: Duration = Duration::from_secs(60);
+
+/// What to send.
+#[derive(Debug, Clone)]
+pub struct Load {
+    /// Native address of the broker.
+    pub address: SocketAddr,
+    /// Partitions and their shards; every producer goes through all of them in turn.
+    pub targets: Vec<(PartitionId, ShardId)>,
+    /// Producers, each with a connection to every shard it needs.
+    pub producers: usize,
+    /// When batches leave.
+    pub pace: Pace,
+    /// When the run is over.
+    pub length: Length,
+    /// Acknowledgement asked for.
+    pub acks: Acks,
+    /// The batch, as often as needed.
+    pub batch: BufSlice,
+}
+
+/// What came of it.
+#[derive(Debug, Clone)]
+pub struct Sent {
+    /// Acknowledged batches (sent ones with `acks=0`).
+    pub batches: u64,
+    /// Bytes of them.
+    pub bytes: u64,
+    /// Batches refused with a retriable error and sent again.
+    pub retries: u64,
+    /// From the first due batch to the last answer.
+    pub elapsed: Duration,
+    /// From due time (or sending, in a window) to acknowledgement.
+    pub latencies: Latencies,
+    /// Bytes acknowledged in each second of the run.
+    pub per_second: Vec<u64>,
+}
+
+/// Why a load ended early.
+#[derive(Debug, Error)]
+pub enum LoadError {
+    #[error("a connection of the load failed: {0}")]
+    Connection(#[from] io::Error),
+    #[error("the broker refused a batch for good: {0}")]
+    Refused(ringfence_broker::error::WireError),
+    #[error("a batch was not acknowledged within {STALLED:?}")]
+    Stalled,
+    #[error("there is no partition to send to")]
+    NoTargets,
+}
+
+/// A refused batch on its way back.
+struct Retry {
+    due: Instant,
+    wire: usize,
+    target: usize,
+    since: Instant,
+}
+
+/// The connections of a run and what came of it so far.
+struct Generator<'a> {
+    load: &'a Load,
+    /// One row per producer; the index of a shard's connection in `wires`.
+    routes: Vec<Vec<Option<usize>>>,
+    wires: Vec<Wire>,
+    retries: VecDeque<Retry>,
+    sent: Sent,
+    start: Instant,
+}
+
+/// Runs a load to its end.
+///
+/// # Errors
+/// See [`LoadError`].
+pub fn run(load: &Load) -> Result<Sent, LoadError> {
+    let mut generator = Generator::connect(load)?;
+    generator.run()?;
+    Ok(generator.sent)
+}
+
+impl Generator<'_> {
+    fn connect(load: &Load) -> Result<Generator<'_>, LoadError> {
+        let shards = load
+            .targets
+            .iter()
+            .map(|(_, shard)| usize::from(shard.0) + 1)
+            .max();
+        let shards = shards.ok_or(LoadError::NoTargets)?;
+        let mut wires = Vec::new();
+        let mut routes = vec![vec![None; shards]; load.producers];
+        for row in &mut routes {
+            for (_, shard) in &load.targets {
+                let slot = &mut row[usize::from(shard.0)];
+                if slot.is_none() {
+                    *slot = Some(wires.len());
+                    wires.push(Wire::connect(load.address, *shard, load.acks)?);
+                }
+            }
+        }
+        Ok(Generator {
+            load,
+            routes,
+            wires,
+            retries: VecDeque::new(),
+            sent: Sent {
+                batches: 0,
+                bytes: 0,
+                retries: 0,
+                elapsed: Duration::ZERO,
+                latencies: Latencies::new(),
+                per_second: Vec::new(),
+            },
+            start: Instant::now(),
+        })
+    }
+
+    fn run(&mut self) -> Result<(), LoadError> {
+        let load = self.load;
+        self.start = Instant::now();
+        let mut schedule = Schedule::new(load.pace, load.length, load.batch.len() as u64, self.start);
+        let mut scratch = vec![0; 256 << 10];
+        let mut answers = Vec::new();
+        let mut last_answer = self.start;
+        loop {
+            let now = Instant::now();
+            self.issue(&mut schedule, now);
+            for index in 0..self.wires.len() {
+                let wire = &mut self.wires[index];
+                wire.flush()?;
+                wire.poll(&mut scratch, &mut answers)?;
+                if !answers.is_empty() {
+                    last_answer = Instant::now();
+                    self.take(index, &mut answers, last_answer)?;
+                }
+            }
+            if schedule.finished(now) && self.idle() {
+                self.sent.elapsed = last_answer.max(now) - self.start;
+                return Ok(());
+            }
+            if self.wires.iter().any(|wire| wire.stalled(now, STALLED)) {
+                return Err(LoadError::Stalled);
+            }
+            std::hint::spin_loop();
+        }
+    }
+
+    fn idle(&self) -> bool {
+        self.retries.is_empty()
+            && self
+                .wires
+                .iter()
+                .all(|wire| wire.in_flight() == 0 && wire.unsent() == 0)
+    }
+
+    /// Queues what is due: retries first, then new batches.
+    fn issue(&mut self, schedule: &mut Schedule, now: Instant) {
+        while self.retries.front().is_some_and(|retry| retry.due <= now) {
+            let Some(retry) = self.retries.pop_front() else {
+                break;
+            };
+            self.push(retry.wire, retry.target, retry.since);
+        }
+        match self.load.pace {
+            Pace::PerSecond(_) => {
+                while let Some((number, due)) = schedule.next(now) {
+                    self.send(number, due);
+                }
+            }
+            Pace::Window(window) => {
+                let room = |g: &Self| {
+                    let wires = g.wires.iter();
+                    wires
+                        .map(|wire| window.saturating_sub(wire.in_flight().max(wire.unsent())))
+                        .sum::<usize>()
+                };
+                // At most one window's worth per turn, so that answers are read in between.
+                for _ in 0..room(self) {
+                    let Some((number, due)) = schedule.next(now) else {
+                        return;
+                    };
+                    self.send(number, due);
+                }
+            }
+        }
+    }
+
+    /// Batch `number` goes to producer `number % producers`, who takes the partitions in turn.
+    fn send(&mut self, number: u64, since: Instant) {
+        let target = (number % self.load.targets.len() as u64) as usize;
+        let producer = (number % self.load.producers as u64) as usize;
+        let shard = self.load.targets[target].1;
+        let wire = self.routes[producer][usize::from(shard.0)];
+        self.push(
+            wire.expect("connect made a route to the shard of every target"),
+            target,
+            since,
+        );
+        if self.load.acks == Acks::None {
+            self.count(since, since);
+        }
+    }
+
+    fn push(&mut self, wire: usize, target: usize, since: Instant) {
+        let partition = self.load.targets[target].0;
+        self.wires[wire].push(target, partition, &self.load.batch, since);
+    }
+
+    fn take(&mut self, wire: usize, answers: &mut Vec<Answer>, now: Instant) -> Result<(), LoadError> {
+        for Answer { pending, error } in answers.drain(..) {
+            match error {
+                None => self.count(pending.since, now),
+                Some(error) if !error.retriable() => return Err(LoadError::Refused(error)),
+                Some(_) if now > pending.since + STALLED => return Err(LoadError::Stalled),
+                Some(_) => {
+                    self.sent.retries += 1;
+                    self.retries.push_back(Retry {
+                        due: now + RETRY_AFTER,
+                        wire,
+                        target: pending.target,
+                        since: pending.since,
+                    });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn count(&mut self, since: Instant, now: Instant) {
+        let bytes = self.load.batch.len() as u64;
+        self.sent.batches += 1;
+        self.sent.bytes += bytes;
+        self.sent.latencies.record(now.saturating_duration_since(since));
+        let second = (now - self.start).as_secs() as usize;
+        if self.sent.per_second.len() <= second {
+            self.sent.per_second.resize(second + 1, 0);
+        }
+        self.sent.per_second[second] += bytes;
+    }
+}
