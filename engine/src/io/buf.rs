@@ -2,19 +2,20 @@
 //!
 //! An [`AppendBuf`] is the only writer of its memory and writes only beyond its length; a [`BufSlice`] sees only
 //! bytes below the length at the time it was made. So a slice is immutable for life, and may be in flight while its
-//! buffer grows. Memory is block-aligned and always initialised.
+//! buffer grows. Memory is block-aligned, always initialised, and recycled when the last view of it is dropped.
 
 #![allow(unsafe_code)]
 
-use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+mod pool;
+
 use std::fmt;
 use std::ops::{Deref, Range};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use crate::limits::BLOCK;
+pub use pool::mapped_bytes;
 
-/// A block-aligned piece of memory.
+/// A block-aligned piece of memory of the pool.
 struct Memory {
     start: NonNull<u8>,
     capacity: usize,
@@ -27,26 +28,18 @@ unsafe impl Send for Memory {}
 unsafe impl Sync for Memory {}
 
 impl Memory {
-    fn layout(capacity: usize) -> Layout {
-        Layout::from_size_align(capacity, BLOCK).expect("a buffer is smaller than isize::MAX")
-    }
-
     fn new(capacity: usize) -> Memory {
-        let capacity = capacity.max(1).next_multiple_of(BLOCK);
-        let layout = Memory::layout(capacity);
-        // SAFETY: the layout's size is at least one block.
-        let start = unsafe { alloc_zeroed(layout) };
-        let Some(start) = NonNull::new(start) else {
-            handle_alloc_error(layout)
-        };
-        Memory { start, capacity }
+        let capacity = pool::capacity_for(capacity);
+        Memory {
+            start: pool::take(capacity),
+            capacity,
+        }
     }
 }
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: allocated in `new` with the same layout, and dropped once.
-        unsafe { dealloc(self.start.as_ptr(), Memory::layout(self.capacity)) };
+        pool::give(self.start, self.capacity);
     }
 }
 
@@ -57,7 +50,7 @@ pub struct AppendBuf {
 }
 
 impl AppendBuf {
-    /// An empty buffer for at least `capacity` bytes, block-aligned; the capacity is a multiple of the block.
+    /// An empty buffer for at least `capacity` bytes, block-aligned; up to 64 MiB the capacity is a power of two.
     #[must_use]
     pub fn with_capacity(capacity: usize) -> AppendBuf {
         AppendBuf {
@@ -257,6 +250,7 @@ impl fmt::Debug for BufSlice {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::limits::BLOCK;
 
     #[test]
     fn a_slice_keeps_its_bytes_while_the_buffer_grows() {
