@@ -1,1 +1,0 @@
-//! The reactor: one io_uring per shard for files, sockets, timers and mailbox.

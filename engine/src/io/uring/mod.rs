@@ -1,0 +1,343 @@
+//! The reactor: one io_uring per shard for files, sockets, timers and mailbox.
+//!
+//! A shard's loop is: give the reactor what the core's outbox holds, then [`Reactor::turn`], which enters the kernel
+//! once, waits for a completion or a deadline, and delivers everything that is ready. The reactor decides nothing.
+//!
+//! Invariants: everything the kernel may read or write is owned by the reactor until the final completion; a
+//! completion of an unknown request is counted and does nothing; lost completions end the reactor with an error, and
+//! the process with it. A reactor lives and dies on the thread that made it.
+
+#![allow(unsafe_code)]
+
+mod clock;
+mod disk;
+mod helper;
+mod ring;
+mod slab;
+
+use std::fs::File;
+use std::marker::PhantomData;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use io_uring::{opcode, types};
+use thiserror::Error;
+
+pub use clock::now;
+pub use ring::RingStats;
+
+use super::probe;
+use super::{Completion, Disk, DiskError, DiskGone, DiskOp, Done, NetEvent, OpId};
+use crate::types::Now;
+use disk::DiskDriver;
+use ring::{Cqe, Kind, Ring, Tag};
+
+/// Waits of 50 ms for the kernel to let go at the end.
+const DRAIN_ROUNDS: u32 = 100;
+
+/// Settings of a reactor.
+#[derive(Debug, Clone)]
+pub struct RingConfig {
+    /// The data directory; must exist. Paths of disk operations are relative to it.
+    pub data_dir: PathBuf,
+    /// Submission queue entries; a power of two. More wait in user space.
+    pub sq_entries: u32,
+    /// Completion queue entries; a power of two. More wait in the kernel.
+    pub cq_entries: u32,
+    /// Disk operations given to the kernel at once; those on the journal are not counted.
+    pub disk_depth: usize,
+    /// Receive buffers of the reactor; a power of two up to 32768.
+    pub recv_buffers: u16,
+    /// Size of a receive buffer, in bytes.
+    pub recv_buffer_bytes: u32,
+}
+
+impl RingConfig {
+    /// Defaults for a shard on `data_dir`.
+    #[must_use]
+    pub fn new(data_dir: impl Into<PathBuf>) -> RingConfig {
+        RingConfig {
+            data_dir: data_dir.into(),
+            sq_entries: 256,
+            cq_entries: 4096,
+            disk_depth: 256,
+            recv_buffers: 128,
+            recv_buffer_bytes: 64 << 10,
+        }
+    }
+}
+
+/// Why a reactor could not start or cannot go on. The second kind ends the process.
+#[derive(Debug, Error)]
+pub enum RingError {
+    /// The kernel refused a ring.
+    #[error("io_uring set-up failed (errno {errno}): {}", setup_hint(*errno))]
+    Setup {
+        /// The errno.
+        errno: i32,
+    },
+    /// The kernel is too old.
+    #[error("this kernel's io_uring lacks {what}; Linux 6.1 or newer is needed")]
+    Unsupported {
+        /// What is missing.
+        what: &'static str,
+    },
+    /// The data directory cannot be used.
+    #[error("data directory {path}: {source}")]
+    DataDir {
+        /// The directory.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// An auxiliary descriptor or buffer could not be made.
+    #[error("{what} failed (errno {errno})")]
+    Resource {
+        /// What was asked of the kernel.
+        what: &'static str,
+        /// The errno.
+        errno: i32,
+    },
+    /// Entering the ring failed.
+    #[error("the ring is dead: io_uring_enter failed (errno {errno})")]
+    Enter {
+        /// The errno.
+        errno: i32,
+    },
+    /// The kernel dropped completions for lack of memory: operations would hang for ever.
+    #[error("the ring is dead: the kernel lost completions")]
+    CompletionsLost,
+}
+
+fn setup_hint(errno: i32) -> &'static str {
+    match errno {
+        libc::ENOMEM => "locked memory is short; raise RLIMIT_MEMLOCK (systemd: LimitMEMLOCK=infinity)",
+        libc::EPERM => {
+            "forbidden; set sysctl kernel.io_uring_disabled=0 and allow io_uring in the seccomp profile"
+        }
+        libc::ENOSYS => "not in this kernel, or hidden by a seccomp profile",
+        libc::EMFILE | libc::ENFILE => "too many open files; raise RLIMIT_NOFILE (systemd: LimitNOFILE)",
+        libc::EINVAL => "the kernel knows none of the flags needed; Linux 6.1 or newer is needed",
+        _ => "unexpected error",
+    }
+}
+
+/// What a turn delivers.
+#[derive(Debug)]
+pub enum IoEvent<'a> {
+    /// A disk operation ended.
+    Disk(Completion),
+    /// Something happened on the network.
+    Net(NetEvent<'a>),
+    /// There may be messages in the mailbox.
+    Mail,
+}
+
+/// An eventfd being read through the ring.
+struct Bell {
+    kind: Kind,
+    fd: i32,
+    /// Where the kernel puts the counter.
+    counter: Box<u64>,
+}
+
+impl Bell {
+    fn new(kind: Kind, fd: i32) -> Bell {
+        Bell {
+            kind,
+            fd,
+            counter: Box::new(0),
+        }
+    }
+
+    fn arm(&mut self, ring: &mut Ring) {
+        let into = std::ptr::from_mut::<u64>(&mut self.counter).cast();
+        let entry = opcode::Read::new(types::Fd(self.fd), into, 8).build();
+        // SAFETY: the counter is on the heap and lives as long as the bell, which outlives the drained ring.
+        unsafe { ring.push(Tag::single(self.kind), entry) };
+    }
+
+    /// Keeps the counter alive for ever: the kernel may still write it.
+    fn leak(&mut self) {
+        std::mem::forget(std::mem::take(&mut self.counter));
+    }
+}
+
+/// One shard's ring and everything in flight on it.
+pub struct Reactor {
+    ring: Ring,
+    disk: DiskDriver,
+    helper_bell: Bell,
+    cqes: Vec<Cqe>,
+    grain: usize,
+    direct_warned: bool,
+    /// A ring belongs to the thread that made it.
+    not_send: PhantomData<*const ()>,
+}
+
+impl Reactor {
+    /// Sets up a ring on the calling thread, which is the only one that may use it.
+    ///
+    /// # Errors
+    /// When the kernel or its limits refuse ([`RingError`] says what to change), or the data directory is missing.
+    pub fn new(cfg: &RingConfig) -> Result<Reactor, RingError> {
+        let data_dir = |source| RingError::DataDir {
+            path: cfg.data_dir.clone(),
+            source,
+        };
+        let root = OwnedFd::from(File::open(&cfg.data_dir).map_err(data_dir)?);
+        let grain = probe::block_sizes(&cfg.data_dir).map_err(data_dir)?.grain();
+        let mut ring = Ring::new(cfg)?;
+        let disk = DiskDriver::new(root, grain, cfg.disk_depth).map_err(|errno| RingError::Resource {
+            what: "eventfd",
+            errno,
+        })?;
+        let mut helper_bell = Bell::new(Kind::Helper, disk.helper_bell());
+        helper_bell.arm(&mut ring);
+        Ok(Reactor {
+            ring,
+            disk,
+            helper_bell,
+            cqes: Vec::new(),
+            grain,
+            direct_warned: false,
+            not_send: PhantomData,
+        })
+    }
+
+    /// The time now.
+    #[must_use]
+    pub fn now(&self) -> Now {
+        now()
+    }
+
+    /// Counters since the start.
+    #[must_use]
+    pub fn stats(&self) -> RingStats {
+        self.ring.stats
+    }
+
+    /// Whether some file of a direct class had to be opened buffered, because the file system refuses O_DIRECT. The
+    /// journal is then still written with O_DSYNC. Asked once by the broker, which warns.
+    #[must_use]
+    pub fn direct_io_refused(&self) -> bool {
+        self.disk.direct_refused()
+    }
+
+    /// Disk operations that have not completed.
+    #[must_use]
+    pub fn disk_pending(&self) -> usize {
+        self.disk.pending()
+    }
+
+    /// Takes a disk operation; it is submitted by the next turn and completes in this or a later one.
+    pub fn submit_disk(&mut self, op: OpId, disk_op: DiskOp) {
+        self.disk.submit(&mut self.ring, op, disk_op);
+    }
+
+    /// One turn: submits everything taken since the last one, waits until something completed or the monotonic time
+    /// `wait_until` (for ever with `None`) has come, and gives all that is ready to `handler`.
+    ///
+    /// # Errors
+    /// The ring is dead; nothing more will complete and the process must stop.
+    pub fn turn(
+        &mut self,
+        wait_until: Option<u64>,
+        handler: &mut dyn FnMut(IoEvent<'_>),
+    ) -> Result<(), RingError> {
+        let wait = if self.disk.has_ready() {
+            Some(Duration::ZERO)
+        } else {
+            wait_until.map(|until| Duration::from_nanos(until.saturating_sub(now().mono)))
+        };
+        self.ring.enter(wait)?;
+        self.deliver_ready(handler);
+        let mut cqes = std::mem::take(&mut self.cqes);
+        let reaped = self.ring.reap(&mut cqes);
+        for cqe in cqes.drain(..) {
+            self.dispatch(cqe, handler);
+        }
+        self.cqes = cqes;
+        self.deliver_ready(handler);
+        self.warn_once();
+        reaped
+    }
+
+    fn deliver_ready(&mut self, handler: &mut dyn FnMut(IoEvent<'_>)) {
+        while let Some(completion) = self.disk.pop_ready() {
+            handler(IoEvent::Disk(completion));
+        }
+    }
+
+    fn dispatch(&mut self, cqe: Cqe, handler: &mut dyn FnMut(IoEvent<'_>)) {
+        let Tag { kind, key } = cqe.tag;
+        match kind {
+            Kind::Disk => {
+                if let Some(completion) = self.disk.complete(&mut self.ring, key, cqe.result) {
+                    handler(IoEvent::Disk(completion));
+                }
+            }
+            Kind::Helper => {
+                self.helper_bell.arm(&mut self.ring);
+                for completion in self.disk.complete_helped(&mut self.ring) {
+                    handler(IoEvent::Disk(completion));
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn warn_once(&mut self) {
+        if self.disk.direct_refused() && !self.direct_warned {
+            self.direct_warned = true;
+            tracing::warn!("the file system of the data directory refuses O_DIRECT; files are buffered");
+        }
+    }
+}
+
+impl Disk for Reactor {
+    /// # Panics
+    /// When operations of [`Reactor::submit_disk`] are still under way.
+    fn run(&mut self, ops: Vec<DiskOp>) -> Result<Vec<Result<Done, DiskError>>, DiskGone> {
+        assert_eq!(
+            self.disk.pending(),
+            0,
+            "the start-up disk runs before the shard serves"
+        );
+        let mut results: Vec<Option<Result<Done, DiskError>>> = ops.iter().map(|_| None).collect();
+        for (index, disk_op) in ops.into_iter().enumerate() {
+            self.disk.submit(&mut self.ring, OpId(index as u64), disk_op);
+        }
+        while self.disk.pending() > 0 {
+            self.turn(None, &mut |event| {
+                if let IoEvent::Disk(completion) = event {
+                    results[completion.op.0 as usize] = Some(completion.result);
+                }
+            })
+            .map_err(|error| DiskGone(error.to_string()))?;
+        }
+        let results: Option<Vec<_>> = results.into_iter().collect();
+        results.ok_or_else(|| DiskGone("an operation vanished".to_owned()))
+    }
+
+    fn grain(&self) -> usize {
+        self.grain
+    }
+}
+
+impl Drop for Reactor {
+    fn drop(&mut self) {
+        if !self.ring.drain(DRAIN_ROUNDS) {
+            tracing::error!(
+                in_flight = self.ring.in_flight(),
+                "the kernel did not finish all operations; their buffers are kept for ever"
+            );
+            self.disk.leak();
+            self.helper_bell.leak();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

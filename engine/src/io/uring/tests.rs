@@ -1,0 +1,3 @@
+//! The reactor on the real kernel.
+
+mod disk;
