@@ -1,1 +1,0 @@
-//! Connections: framing, limits, order of answers.
