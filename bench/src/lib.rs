@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod device;
 pub mod host;
 pub mod latency;
 pub mod load;
