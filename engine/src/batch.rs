@@ -19,7 +19,7 @@ mod tests;
 use thiserror::Error;
 
 pub use builder::{BatchBuilder, NewRecord};
-pub use records::{Headers, Record, RecordFault, Records, records};
+pub use records::{Headers, Record, RecordFault, Records, first_at_or_after, records};
 
 use crate::limits::MAX_BATCH_BYTES;
 use crate::types::{LeaderEpoch, Offset};
@@ -162,7 +162,7 @@ impl BatchHeader {
     /// Reads the header of the batch that starts `bytes` and demands that the whole batch is there; more bytes may
     /// follow. Checks lengths, magic, counts and signs, not the CRC and not the rules for producers.
     pub fn parse(bytes: &[u8]) -> Result<BatchHeader, BatchError> {
-        let header = Self::parse_head(bytes)?;
+        let header = parse_head(bytes)?;
         if header.size > bytes.len() {
             return Err(BatchError::TooShort {
                 found: bytes.len(),
@@ -170,42 +170,6 @@ impl BatchHeader {
             });
         }
         Ok(header)
-    }
-
-    /// Like [`BatchHeader::parse`] but needs only the [`HEADER_BYTES`] of the header.
-    fn parse_head(bytes: &[u8]) -> Result<BatchHeader, BatchError> {
-        let raw = bytes.first_chunk::<HEADER_BYTES>().ok_or(BatchError::TooShort {
-            found: bytes.len(),
-            needed: HEADER_BYTES,
-        })?;
-        if raw[field::MAGIC] != MAGIC {
-            return Err(BatchError::Magic(raw[field::MAGIC]));
-        }
-        let base_offset = i64::from_be_bytes(take(raw, field::BASE_OFFSET));
-        let last_offset_delta = i32::from_be_bytes(take(raw, field::LAST_OFFSET_DELTA));
-        let epoch = i32::from_be_bytes(take(raw, field::LEADER_EPOCH));
-        let count = i32::from_be_bytes(take(raw, field::RECORD_COUNT));
-        let count = u32::try_from(count).map_err(|_| BatchError::Count(count))?;
-        if count == 0 {
-            return Err(BatchError::Count(0));
-        }
-        Ok(BatchHeader {
-            base_offset: Offset(u64::try_from(base_offset).map_err(|_| BatchError::BaseOffset(base_offset))?),
-            size: stated_size(raw)?,
-            leader_epoch: u32::try_from(epoch).ok().map(LeaderEpoch),
-            crc: u32::from_be_bytes(take(raw, field::CRC)),
-            attributes: u16::from_be_bytes(take(raw, field::ATTRIBUTES)),
-            last_offset_delta: u32::try_from(last_offset_delta).map_err(|_| BatchError::OffsetDelta {
-                count,
-                last_offset_delta,
-            })?,
-            base_timestamp: i64::from_be_bytes(take(raw, field::BASE_TIMESTAMP)),
-            max_timestamp: i64::from_be_bytes(take(raw, field::MAX_TIMESTAMP)),
-            producer_id: i64::from_be_bytes(take(raw, field::PRODUCER_ID)),
-            producer_epoch: i16::from_be_bytes(take(raw, field::PRODUCER_EPOCH)),
-            base_sequence: i32::from_be_bytes(take(raw, field::BASE_SEQUENCE)),
-            count,
-        })
     }
 
     /// Offset of the last record.
@@ -251,6 +215,42 @@ impl BatchHeader {
         // Both summands are below RANGE, so the remainder fits an i32 whatever the header said.
         (last % RANGE) as i32
     }
+}
+
+/// Like [`BatchHeader::parse`] but needs only the [`HEADER_BYTES`] of the header.
+pub(crate) fn parse_head(bytes: &[u8]) -> Result<BatchHeader, BatchError> {
+    let raw = bytes.first_chunk::<HEADER_BYTES>().ok_or(BatchError::TooShort {
+        found: bytes.len(),
+        needed: HEADER_BYTES,
+    })?;
+    if raw[field::MAGIC] != MAGIC {
+        return Err(BatchError::Magic(raw[field::MAGIC]));
+    }
+    let base_offset = i64::from_be_bytes(take(raw, field::BASE_OFFSET));
+    let last_offset_delta = i32::from_be_bytes(take(raw, field::LAST_OFFSET_DELTA));
+    let epoch = i32::from_be_bytes(take(raw, field::LEADER_EPOCH));
+    let count = i32::from_be_bytes(take(raw, field::RECORD_COUNT));
+    let count = u32::try_from(count).map_err(|_| BatchError::Count(count))?;
+    if count == 0 {
+        return Err(BatchError::Count(0));
+    }
+    Ok(BatchHeader {
+        base_offset: Offset(u64::try_from(base_offset).map_err(|_| BatchError::BaseOffset(base_offset))?),
+        size: stated_size(raw)?,
+        leader_epoch: u32::try_from(epoch).ok().map(LeaderEpoch),
+        crc: u32::from_be_bytes(take(raw, field::CRC)),
+        attributes: u16::from_be_bytes(take(raw, field::ATTRIBUTES)),
+        last_offset_delta: u32::try_from(last_offset_delta).map_err(|_| BatchError::OffsetDelta {
+            count,
+            last_offset_delta,
+        })?,
+        base_timestamp: i64::from_be_bytes(take(raw, field::BASE_TIMESTAMP)),
+        max_timestamp: i64::from_be_bytes(take(raw, field::MAX_TIMESTAMP)),
+        producer_id: i64::from_be_bytes(take(raw, field::PRODUCER_ID)),
+        producer_epoch: i16::from_be_bytes(take(raw, field::PRODUCER_EPOCH)),
+        base_sequence: i32::from_be_bytes(take(raw, field::BASE_SEQUENCE)),
+        count,
+    })
 }
 
 /// Bytes of the batch by its length field.
@@ -322,7 +322,7 @@ fn check_producer_rules(header: &BatchHeader) -> Result<(), BatchError> {
 /// were checked before; nothing but the shape of the header is checked. `None` when it is none.
 #[must_use]
 pub fn peek(bytes: &[u8]) -> Option<BatchHeader> {
-    BatchHeader::parse_head(bytes).ok()
+    parse_head(bytes).ok()
 }
 
 /// Whether `batch`, exactly one whole batch, has the CRC-32C its header states.
@@ -336,7 +336,8 @@ fn batch_crc(batch: &[u8]) -> u32 {
     crc_fast::crc32_iscsi(&batch[field::ATTRIBUTES..])
 }
 
-fn check_crc(batch: &[u8], stated: u32) -> Result<(), BatchError> {
+/// Compares the CRC-32C of one whole batch with the one its header states.
+pub(crate) fn check_crc(batch: &[u8], stated: u32) -> Result<(), BatchError> {
     let found = batch_crc(batch);
     if found == stated {
         Ok(())

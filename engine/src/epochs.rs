@@ -230,6 +230,17 @@ impl EpochTable {
         Some(self.entries[at].epoch)
     }
 
+    /// Whether a batch with these offsets may carry `epoch`: all of it lies within that epoch. Below the entries of a
+    /// [`EpochTable::bounded`] table any epoch lower than the first is possible.
+    #[must_use]
+    pub fn allows(&self, first: Offset, last: Offset, epoch: LeaderEpoch) -> bool {
+        match (self.epoch_at(first), self.first()) {
+            (Some(found), _) => found == epoch && self.epoch_at(last) == Some(epoch),
+            (None, Some(oldest)) => self.bounded && epoch < oldest.epoch && last < oldest.start,
+            (None, None) => self.bounded,
+        }
+    }
+
     /// The entries that matter to offsets `from..to` (of a segment), the first one moved up to `from` so that the
     /// slice stands on its own.
     pub fn slice(&self, from: Offset, to: Offset) -> impl Iterator<Item = EpochEntry> {

@@ -84,6 +84,31 @@ pub fn records(batch: &[u8]) -> Result<Records<'_>, BatchError> {
     Records::new(batch, &header)
 }
 
+/// The first record of `batch` (exactly one whole batch) with a timestamp at or after `timestamp`: its offset and
+/// timestamp. `None` when every record is older.
+///
+/// The records of a compressed batch are opaque: there the answer is the batch's base offset and maximum timestamp, so
+/// that a reader who starts there misses nothing.
+///
+/// # Errors
+/// When the bytes are not one batch or a record is damaged.
+pub fn first_at_or_after(batch: &[u8], timestamp: i64) -> Result<Option<(Offset, i64)>, BatchError> {
+    let header = BatchHeader::parse(batch)?;
+    if header.max_timestamp < timestamp {
+        return Ok(None);
+    }
+    if header.codec() != 0 {
+        return Ok(Some((header.base_offset, header.max_timestamp)));
+    }
+    for record in records(batch)? {
+        let record = record?;
+        if record.timestamp >= timestamp {
+            return Ok(Some((record.offset, record.timestamp)));
+        }
+    }
+    Ok(None)
+}
+
 /// The records of one batch, in order. The first fault is returned once, then the iterator ends.
 #[derive(Debug, Clone)]
 pub struct Records<'a> {

@@ -333,6 +333,30 @@ fn wrong_maximum_timestamp_is_corrected() {
 }
 
 #[test]
+fn records_are_found_by_time() {
+    let check = |batch: &[u8], timestamp: i64, expect: Option<(u64, i64)>| {
+        let found = first_at_or_after(batch, timestamp).unwrap();
+        assert_eq!(
+            found,
+            expect.map(|(offset, time)| (Offset(offset), time)),
+            "{timestamp}"
+        );
+    };
+    let mut batch = sample(3);
+    let mut header = validate(&batch).unwrap();
+    stamp(&mut batch, &mut header, Offset(40), LeaderEpoch(0), None);
+    check(&batch, -1, Some((40, 1000)));
+    check(&batch, 1001, Some((41, 1001)));
+    check(&batch, 1002, Some((42, 1002)));
+    check(&batch, 1003, None);
+    stamp(&mut batch, &mut header, Offset(40), LeaderEpoch(0), Some(5000));
+    check(&batch, 1003, Some((40, 5000)));
+    let compressed = with(sample(3), field::ATTRIBUTES, 4u16.to_be_bytes());
+    check(&compressed, 1001, Some((0, 1002)));
+    check(&compressed, 1003, None);
+}
+
+#[test]
 fn sequence_wraps_to_zero() {
     let mut header = validate(&sample(3)).unwrap();
     for (first, last) in [(0, 2), (i32::MAX - 2, i32::MAX), (i32::MAX - 1, 0), (i32::MAX, 1)] {

@@ -153,6 +153,26 @@ fn epochs_by_offset() {
 }
 
 #[test]
+fn a_batch_lies_within_one_epoch() {
+    let check = |table: &EpochTable, first: u64, last: u64, epoch: u32, expect: bool| {
+        let found = table.allows(Offset(first), Offset(last), LeaderEpoch(epoch));
+        assert_eq!(found, expect, "{first}..={last} in {epoch}");
+    };
+    let mut exact = table(&[(1, 5), (3, 10)]);
+    check(&exact, 5, 9, 1, true);
+    check(&exact, 5, 10, 1, false);
+    check(&exact, 10, 10, 3, true);
+    check(&exact, 10, 10, 1, false);
+    check(&exact, 4, 4, 0, false);
+    check(&EpochTable::default(), 0, 0, 0, false);
+    exact.max_entries = 1;
+    exact.enforce_bound();
+    check(&exact, 4, 9, 2, true);
+    check(&exact, 4, 10, 2, false);
+    check(&exact, 4, 9, 3, false);
+}
+
+#[test]
 fn text_form_is_one_line_each() {
     assert_eq!(table(&[(0, 0), (3, 10)]).to_string(), "0 0\n3 10\n");
 }
