@@ -135,8 +135,13 @@ impl From<DiskError> for WireError {
 }
 
 impl From<&BatchError> for WireError {
-    fn from(_: &BatchError) -> WireError {
-        WireError::CorruptMessage
+    fn from(error: &BatchError) -> WireError {
+        match error {
+            BatchError::Crc { .. } | BatchError::TooShort { .. } => WireError::CorruptMessage,
+            BatchError::Magic(_) => WireError::UnsupportedForMessageFormat,
+            BatchError::TooLarge { .. } => WireError::MessageTooLarge,
+            _ => WireError::InvalidRecord,
+        }
     }
 }
 

@@ -10,9 +10,9 @@ layout! {
     pub struct CreateTopic {
         /// Its name.
         pub name: String,
-        /// Number of partitions, from 1.
+        /// Number of partitions; 0 is the broker's default.
         pub partitions: u32,
-        /// Replicas of each partition, from 1.
+        /// Replicas of each partition; 0 is the broker's default.
         pub replication_factor: u16,
         /// Settings that differ from the defaults.
         pub settings: Vec<Setting>,

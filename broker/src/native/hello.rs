@@ -78,3 +78,20 @@ impl ApiVersions {
             .collect()
     }
 }
+
+impl HelloAnswer {
+    /// Stands in until the other end has said who it is.
+    pub(crate) fn nobody() -> HelloAnswer {
+        HelloAnswer {
+            cluster: ClusterId::default(),
+            node: NodeId::default(),
+            generation: 0,
+            shard: ShardId::default(),
+            shards: 0,
+            max_frame: 0,
+            max_in_flight: 0,
+            apis: Vec::new(),
+            software: String::new(),
+        }
+    }
+}

@@ -1,4 +1,3 @@
 //! The reactor on the real kernel.
 
 mod disk;
-mod net;

@@ -1,1 +1,0 @@
-//! Client library for the native protocol.
