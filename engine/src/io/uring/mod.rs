@@ -12,26 +12,36 @@
 mod clock;
 mod disk;
 mod helper;
+mod net;
+mod recv_buffers;
 mod ring;
 mod slab;
+mod socket;
 
 use std::fs::File;
 use std::marker::PhantomData;
+use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use io_uring::{opcode, types};
 use thiserror::Error;
 
 pub use clock::now;
+pub(super) use helper::eventfd;
 pub use ring::RingStats;
 
+use super::mailbox::{self, Endpoint};
 use super::probe;
-use super::{Completion, Disk, DiskError, DiskGone, DiskOp, Done, NetEvent, OpId};
+use super::{Completion, Disk, DiskError, DiskGone, DiskOp, Done, NetEvent, NetOp, OpId};
 use crate::types::Now;
 use disk::DiskDriver;
+use net::NetDriver;
+use recv_buffers::RecvBuffers;
 use ring::{Cqe, Kind, Ring, Tag};
+use slab::{Key, Slab};
 
 /// Waits of 50 ms for the kernel to let go at the end.
 const DRAIN_ROUNDS: u32 = 100;
@@ -135,16 +145,16 @@ pub enum IoEvent<'a> {
 }
 
 /// An eventfd being read through the ring.
-struct Bell {
+struct Event {
     kind: Kind,
     fd: i32,
     /// Where the kernel puts the counter.
     counter: Box<u64>,
 }
 
-impl Bell {
-    fn new(kind: Kind, fd: i32) -> Bell {
-        Bell {
+impl Event {
+    fn new(kind: Kind, fd: i32) -> Event {
+        Event {
             kind,
             fd,
             counter: Box::new(0),
@@ -154,7 +164,7 @@ impl Bell {
     fn arm(&mut self, ring: &mut Ring) {
         let into = std::ptr::from_mut::<u64>(&mut self.counter).cast();
         let entry = opcode::Read::new(types::Fd(self.fd), into, 8).build();
-        // SAFETY: the counter is on the heap and lives as long as the bell, which outlives the drained ring.
+        // SAFETY: the counter is on the heap and lives until the ring is drained, or for ever.
         unsafe { ring.push(Tag::single(self.kind), entry) };
     }
 
@@ -164,11 +174,21 @@ impl Bell {
     }
 }
 
+/// The mailbox as the reactor sees it.
+struct Mailbox {
+    bell: Arc<mailbox::Bell>,
+    event: Event,
+}
+
 /// One shard's ring and everything in flight on it.
 pub struct Reactor {
     ring: Ring,
     disk: DiskDriver,
-    helper_bell: Bell,
+    helper: Event,
+    net: NetDriver,
+    mailbox: Option<Mailbox>,
+    /// Wakes of other rings that are on their way.
+    wakes: Slab<Arc<mailbox::Bell>>,
     cqes: Vec<Cqe>,
     grain: usize,
     direct_warned: bool,
@@ -193,17 +213,60 @@ impl Reactor {
             what: "eventfd",
             errno,
         })?;
-        let mut helper_bell = Bell::new(Kind::Helper, disk.helper_bell());
-        helper_bell.arm(&mut ring);
+        let buffers = RecvBuffers::new(&ring, cfg.recv_buffers, cfg.recv_buffer_bytes)?;
+        let mut helper = Event::new(Kind::Helper, disk.helper_bell());
+        helper.arm(&mut ring);
         Ok(Reactor {
             ring,
             disk,
-            helper_bell,
+            helper,
+            net: NetDriver::new(buffers),
+            mailbox: None,
+            wakes: Slab::new(),
             cqes: Vec::new(),
             grain,
             direct_warned: false,
             not_send: PhantomData,
         })
+    }
+
+    /// Makes this reactor the one that wakes for `endpoint`'s mail ([`IoEvent::Mail`]) and sends its wakes.
+    ///
+    /// # Panics
+    /// When the reactor has an endpoint already.
+    pub fn attach<M>(&mut self, endpoint: &Endpoint<M>) {
+        assert!(self.mailbox.is_none(), "a reactor serves one endpoint");
+        let bell = Arc::clone(endpoint.bell());
+        if self.ring.features.msg_ring {
+            bell.set_ring(Some(self.ring.fd()));
+        }
+        let mut event = Event::new(Kind::Bell, bell.event_fd());
+        event.arm(&mut self.ring);
+        self.mailbox = Some(Mailbox { bell, event });
+    }
+
+    /// Listens on `addr` with SO_REUSEPORT; the number of the listener and the address bound.
+    ///
+    /// # Errors
+    /// When the address cannot be bound.
+    pub fn listen(&mut self, addr: SocketAddr) -> std::io::Result<(u16, SocketAddr)> {
+        self.net.listen(&mut self.ring, addr)
+    }
+
+    /// Accepts nothing more; connections live on.
+    pub fn stop_listening(&mut self) {
+        self.net.stop_listening(&mut self.ring);
+    }
+
+    /// Takes a network operation; the next turn submits it. Operations on dead connections do nothing.
+    pub fn submit_net(&mut self, op: NetOp) {
+        self.net.submit(&mut self.ring, op);
+    }
+
+    /// Connections that live.
+    #[must_use]
+    pub fn connections(&self) -> usize {
+        self.net.connections()
     }
 
     /// The time now.
@@ -246,45 +309,110 @@ impl Reactor {
         wait_until: Option<u64>,
         handler: &mut dyn FnMut(IoEvent<'_>),
     ) -> Result<(), RingError> {
-        let wait = if self.disk.has_ready() {
-            Some(Duration::ZERO)
-        } else {
-            wait_until.map(|until| Duration::from_nanos(until.saturating_sub(now().mono)))
-        };
+        self.send_wakes();
+        let mut wait = self.patience(wait_until);
+        let mut mail = false;
+        if let Some(mailbox) = &self.mailbox
+            && wait != Some(Duration::ZERO)
+            && !mailbox.bell.begin_wait()
+        {
+            wait = Some(Duration::ZERO);
+        }
         self.ring.enter(wait)?;
+        if let Some(mailbox) = &self.mailbox {
+            mail = mailbox.bell.end_wait();
+        }
         self.deliver_ready(handler);
         let mut cqes = std::mem::take(&mut self.cqes);
         let reaped = self.ring.reap(&mut cqes);
         for cqe in cqes.drain(..) {
             self.dispatch(cqe, handler);
+            self.deliver_ready(handler);
         }
         self.cqes = cqes;
-        self.deliver_ready(handler);
+        if mail {
+            handler(IoEvent::Mail);
+        }
         self.warn_once();
         reaped
+    }
+
+    /// How long this turn may wait.
+    fn patience(&mut self, wait_until: Option<u64>) -> Option<Duration> {
+        if self.disk.has_ready() || self.net.has_ready() {
+            return Some(Duration::ZERO);
+        }
+        let retry = self.net.next_retry();
+        let until = match (wait_until, retry) {
+            (Some(until), Some(retry)) => until.min(retry),
+            (until, retry) => until.or(retry)?,
+        };
+        let now = now().mono;
+        self.net.retry_accepts(&mut self.ring, now);
+        Some(Duration::from_nanos(until.saturating_sub(now)))
+    }
+
+    /// Turns the wakes that the mailbox's owner caused into requests.
+    fn send_wakes(&mut self) {
+        let Some(mailbox) = &self.mailbox else {
+            return;
+        };
+        for bell in mailbox.bell.take_outgoing() {
+            let Some(fd) = bell.ring_fd() else {
+                bell.wake_by_event();
+                continue;
+            };
+            let key = self.wakes.insert(bell);
+            let mail = Tag::single(Kind::Mail).bits();
+            let entry = opcode::MsgRingData::new(types::Fd(fd), 0, mail, None).build();
+            // SAFETY: the request points to nothing.
+            unsafe { self.ring.push(Tag::new(Kind::WakeSent, key), entry) };
+        }
+    }
+
+    fn wake_sent(&mut self, key: Key, result: i32) {
+        match self.wakes.remove(key) {
+            // The other ring ended or cannot take it: its owner is still asleep.
+            Some(bell) if result < 0 => bell.wake_by_event(),
+            Some(_) => {}
+            None => self.ring.stats.stale += 1,
+        }
     }
 
     fn deliver_ready(&mut self, handler: &mut dyn FnMut(IoEvent<'_>)) {
         while let Some(completion) = self.disk.pop_ready() {
             handler(IoEvent::Disk(completion));
         }
+        self.net.deliver_ready(&mut |event| handler(IoEvent::Net(event)));
     }
 
     fn dispatch(&mut self, cqe: Cqe, handler: &mut dyn FnMut(IoEvent<'_>)) {
         let Tag { kind, key } = cqe.tag;
+        let ring = &mut self.ring;
+        let mut net = |event: NetEvent<'_>| handler(IoEvent::Net(event));
         match kind {
+            Kind::Receive => self.net.received(ring, cqe, &mut net),
+            Kind::Send => self.net.sent(ring, cqe, &mut net),
+            Kind::Accept => self.net.accepted(ring, cqe, &mut net),
             Kind::Disk => {
-                if let Some(completion) = self.disk.complete(&mut self.ring, key, cqe.result) {
+                if let Some(completion) = self.disk.complete(ring, key, cqe.result) {
                     handler(IoEvent::Disk(completion));
                 }
             }
             Kind::Helper => {
-                self.helper_bell.arm(&mut self.ring);
-                for completion in self.disk.complete_helped(&mut self.ring) {
+                self.helper.arm(ring);
+                for completion in self.disk.complete_helped(ring) {
                     handler(IoEvent::Disk(completion));
                 }
             }
-            _ => {}
+            Kind::Bell => {
+                if let Some(mailbox) = &mut self.mailbox {
+                    mailbox.event.arm(ring);
+                }
+            }
+            Kind::WakeSent => self.wake_sent(key, cqe.result),
+            // Nothing but the end of the wait.
+            Kind::Mail | Kind::Ignored => {}
         }
     }
 
@@ -298,13 +426,10 @@ impl Reactor {
 
 impl Disk for Reactor {
     /// # Panics
-    /// When operations of [`Reactor::submit_disk`] are still under way.
+    /// When operations of [`Reactor::submit_disk`] or connections are still under way.
     fn run(&mut self, ops: Vec<DiskOp>) -> Result<Vec<Result<Done, DiskError>>, DiskGone> {
-        assert_eq!(
-            self.disk.pending(),
-            0,
-            "the start-up disk runs before the shard serves"
-        );
+        let idle = self.disk.pending() == 0 && self.net.is_idle();
+        assert!(idle, "the start-up disk runs before the shard serves");
         let mut results: Vec<Option<Result<Done, DiskError>>> = ops.iter().map(|_| None).collect();
         for (index, disk_op) in ops.into_iter().enumerate() {
             self.disk.submit(&mut self.ring, OpId(index as u64), disk_op);
@@ -328,13 +453,28 @@ impl Disk for Reactor {
 
 impl Drop for Reactor {
     fn drop(&mut self) {
+        if let Some(mailbox) = &self.mailbox {
+            mailbox.bell.set_ring(None);
+            // Whoever was to be woken by this ring must still wake.
+            let outgoing = mailbox.bell.take_outgoing();
+            outgoing.iter().for_each(|bell| bell.wake_by_event());
+            for key in self.wakes.keys() {
+                if let Some(bell) = self.wakes.get(key) {
+                    bell.wake_by_event();
+                }
+            }
+        }
         if !self.ring.drain(DRAIN_ROUNDS) {
             tracing::error!(
                 in_flight = self.ring.in_flight(),
                 "the kernel did not finish all operations; their buffers are kept for ever"
             );
             self.disk.leak();
-            self.helper_bell.leak();
+            self.net.leak();
+            self.helper.leak();
+            if let Some(mailbox) = &mut self.mailbox {
+                mailbox.event.leak();
+            }
         }
     }
 }

@@ -198,8 +198,8 @@ impl Ring {
         self.ring.as_raw_fd()
     }
 
-    pub(super) fn inner(&self) -> &IoUring {
-        &self.ring
+    pub(super) fn submitter(&self) -> io_uring::Submitter<'_> {
+        self.ring.submitter()
     }
 
     /// Requests whose final completion has not been taken.

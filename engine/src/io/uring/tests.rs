@@ -1,3 +1,4 @@
 //! The reactor on the real kernel.
 
 mod disk;
+mod net;
