@@ -5,7 +5,10 @@
 
 #![forbid(unsafe_code)]
 
+pub mod batches;
 pub mod device;
+pub mod figure;
 pub mod host;
 pub mod latency;
 pub mod load;
+pub mod subject;

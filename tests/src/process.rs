@@ -44,10 +44,16 @@ impl Setup {
     /// A broker of one shard with its data below `scratch` and addresses of its own.
     #[must_use]
     pub fn new(scratch: &Path) -> Setup {
+        Setup::of(program().to_path_buf(), scratch)
+    }
+
+    /// The same with a given `ringfence` program.
+    #[must_use]
+    pub fn of(program: PathBuf, scratch: &Path) -> Setup {
         let ip = own_address();
         let port = next_port();
         Setup {
-            program: program().to_path_buf(),
+            program,
             wrapper: Vec::new(),
             data: scratch.join("data"),
             native: SocketAddr::new(ip, port),

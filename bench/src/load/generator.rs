@@ -40,6 +40,17 @@ pub struct Load {
     pub acks: Acks,
     /// The batch, as often as needed.
     pub batch: BufSlice,
+    /// Whether to keep every acknowledgement's moment, for figures about parts of a run.
+    pub timeline: bool,
+}
+
+/// One acknowledgement of a run.
+#[derive(Debug, Clone, Copy)]
+pub struct Ack {
+    /// When it arrived, since the start of the run.
+    pub at: Duration,
+    /// How long it took.
+    pub latency: Duration,
 }
 
 /// What came of it.
@@ -55,8 +66,18 @@ pub struct Sent {
     pub elapsed: Duration,
     /// From due time (or sending, in a window) to acknowledgement.
     pub latencies: Latencies,
-    /// Bytes acknowledged in each second of the run.
-    pub per_second: Vec<u64>,
+    /// When the run began.
+    pub start: Instant,
+    /// Every acknowledgement, when asked for.
+    pub timeline: Vec<Ack>,
+}
+
+impl Sent {
+    /// Bytes per second / 10^6.
+    #[must_use]
+    pub fn mb_per_s(&self) -> f64 {
+        self.bytes as f64 / self.elapsed.as_secs_f64() / 1e6
+    }
 }
 
 /// Why a load ended early.
@@ -88,7 +109,6 @@ struct Generator<'a> {
     wires: Vec<Wire>,
     retries: VecDeque<Retry>,
     sent: Sent,
-    start: Instant,
 }
 
 /// Runs a load to its end.
@@ -131,19 +151,19 @@ impl Generator<'_> {
                 retries: 0,
                 elapsed: Duration::ZERO,
                 latencies: Latencies::new(),
-                per_second: Vec::new(),
+                start: Instant::now(),
+                timeline: Vec::new(),
             },
-            start: Instant::now(),
         })
     }
 
     fn run(&mut self) -> Result<(), LoadError> {
         let load = self.load;
-        self.start = Instant::now();
-        let mut schedule = Schedule::new(load.pace, load.length, load.batch.len() as u64, self.start);
+        self.sent.start = Instant::now();
+        let mut schedule = Schedule::new(load.pace, load.length, load.batch.len() as u64, self.sent.start);
         let mut scratch = vec![0; 256 << 10];
         let mut answers = Vec::new();
-        let mut last_answer = self.start;
+        let mut last_answer = self.sent.start;
         loop {
             let now = Instant::now();
             self.issue(&mut schedule, now);
@@ -157,7 +177,7 @@ impl Generator<'_> {
                 }
             }
             if schedule.finished(now) && self.idle() {
-                self.sent.elapsed = last_answer.max(now) - self.start;
+                self.sent.elapsed = last_answer.max(now) - self.sent.start;
                 return Ok(());
             }
             if self.wires.iter().any(|wire| wire.stalled(now, STALLED)) {
@@ -253,10 +273,11 @@ impl Generator<'_> {
         self.sent.batches += 1;
         self.sent.bytes += bytes;
         self.sent.latencies.record(now.saturating_duration_since(since));
-        let second = (now - self.start).as_secs() as usize;
-        if self.sent.per_second.len() <= second {
-            self.sent.per_second.resize(second + 1, 0);
+        if self.load.timeline {
+            self.sent.timeline.push(Ack {
+                at: now - self.sent.start,
+                latency: now.saturating_duration_since(since),
+            });
         }
-        self.sent.per_second[second] += bytes;
     }
 }
