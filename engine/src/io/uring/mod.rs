@@ -31,7 +31,7 @@ use thiserror::Error;
 
 pub use clock::now;
 pub(super) use helper::eventfd;
-pub use ring::RingStats;
+pub use ring::{RingFeatures, RingStats};
 
 use super::mailbox::{self, Endpoint};
 use super::probe;
@@ -279,6 +279,12 @@ impl Reactor {
     #[must_use]
     pub fn stats(&self) -> RingStats {
         self.ring.stats
+    }
+
+    /// What this kernel offers.
+    #[must_use]
+    pub fn features(&self) -> RingFeatures {
+        self.ring.features
     }
 
     /// Whether some file of a direct class had to be opened buffered, because the file system refuses O_DIRECT. The

@@ -119,13 +119,17 @@ impl Cqe {
     }
 }
 
-/// What the kernel offers beyond the required.
+/// What this kernel offers beyond the required; each has a slower substitute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Features {
-    /// Ftruncate as a ring operation (6.9).
-    pub(super) ftruncate: bool,
-    /// Wake-ups from ring to ring (5.18).
-    pub(super) msg_ring: bool,
+pub struct RingFeatures {
+    /// Completion work runs when the shard asks, not by interrupting it (SINGLE_ISSUER and DEFER_TASKRUN, Linux 6.1).
+    pub deferred: bool,
+    /// The ring's descriptor is registered, which saves a look-up per enter (5.18).
+    pub registered: bool,
+    /// Ftruncate is a ring operation (6.9).
+    pub ftruncate: bool,
+    /// A ring can wake another one (5.18).
+    pub msg_ring: bool,
 }
 
 #[repr(C)]
@@ -175,15 +179,21 @@ pub(super) struct Ring {
     in_flight: usize,
     /// Index of the registered ring descriptor of this thread.
     registered: Option<u32>,
-    pub(super) features: Features,
+    pub(super) features: RingFeatures,
     pub(super) stats: RingStats,
 }
 
 impl Ring {
     pub(super) fn new(cfg: &RingConfig) -> Result<Ring, RingError> {
-        let ring = build(cfg)?;
-        let features = required(&ring)?;
+        let (ring, deferred) = build(cfg)?;
+        let probe = required(&ring)?;
         let registered = register_ring_fd(ring.as_raw_fd());
+        let features = RingFeatures {
+            deferred,
+            registered: registered.is_some(),
+            ftruncate: probe.is_supported(opcode::Ftruncate::CODE),
+            msg_ring: probe.is_supported(opcode::MsgRingData::CODE),
+        };
         Ok(Ring {
             ring,
             backlog: VecDeque::new(),
@@ -375,21 +385,22 @@ fn close_fd(fd: RawFd) {
     unsafe { libc::close(fd) };
 }
 
-/// Sets the ring up with the best flags that this kernel takes.
-fn build(cfg: &RingConfig) -> Result<IoUring, RingError> {
-    let attempts: [fn(&mut io_uring::Builder); 3] = [
-        |b| {
+/// Sets the ring up with the best flags that this kernel takes; whether completion work is deferred.
+fn build(cfg: &RingConfig) -> Result<(IoUring, bool), RingError> {
+    type Flags = fn(&mut io_uring::Builder);
+    let attempts: [(bool, Flags); 3] = [
+        (true, |b| {
             b.setup_single_issuer().setup_defer_taskrun().setup_no_sqarray();
-        },
-        |b| {
+        }),
+        (true, |b| {
             b.setup_single_issuer().setup_defer_taskrun();
-        },
-        |b| {
+        }),
+        (false, |b| {
             b.setup_coop_taskrun();
-        },
+        }),
     ];
     let mut errno = libc::EINVAL;
-    for flags in attempts {
+    for (deferred, flags) in attempts {
         let mut builder = IoUring::builder();
         builder
             .dontfork()
@@ -398,7 +409,7 @@ fn build(cfg: &RingConfig) -> Result<IoUring, RingError> {
             .setup_cqsize(cfg.cq_entries.max(cfg.sq_entries));
         flags(&mut builder);
         match builder.build(cfg.sq_entries) {
-            Ok(ring) => return Ok(ring),
+            Ok(ring) => return Ok((ring, deferred)),
             Err(error) => errno = error.raw_os_error().unwrap_or(libc::EIO),
         }
         if errno != libc::EINVAL {
@@ -409,7 +420,7 @@ fn build(cfg: &RingConfig) -> Result<IoUring, RingError> {
 }
 
 /// Refuses a kernel that lacks something there is no substitute for.
-fn required(ring: &IoUring) -> Result<Features, RingError> {
+fn required(ring: &IoUring) -> Result<Probe, RingError> {
     let params = ring.params();
     if !params.is_feature_nodrop() || !params.is_feature_ext_arg() {
         return Err(RingError::Unsupported {
@@ -428,14 +439,11 @@ fn required(ring: &IoUring) -> Result<Features, RingError> {
     {
         return Err(RingError::Unsupported { what });
     }
-    Ok(Features {
-        ftruncate: probe.is_supported(opcode::Ftruncate::CODE),
-        msg_ring: probe.is_supported(opcode::MsgRingData::CODE),
-    })
+    Ok(probe)
 }
 
 /// Operations without which the reactor cannot work.
-pub(crate) const REQUIRED_OPCODES: [(u8, &str); 15] = [
+const REQUIRED_OPCODES: [(u8, &str); 15] = [
     (opcode::Read::CODE, "READ"),
     (opcode::Write::CODE, "WRITE"),
     (opcode::Writev::CODE, "WRITEV"),
