@@ -7,8 +7,10 @@
 
 pub mod batches;
 pub mod device;
+pub mod disk;
 pub mod figure;
 pub mod host;
 pub mod latency;
 pub mod load;
+pub mod loopback;
 pub mod subject;

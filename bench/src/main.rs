@@ -2,4 +2,34 @@
 
 #![forbid(unsafe_code)]
 
-fn main() {}
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use ringfence_bench::disk;
+
+/// Measures the device, the engine and the broker, and prints them side by side
+#[derive(Debug, Parser)]
+#[command(version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Ceiling of the device: synced writes by size and depth, alone and paced; loopback round trips
+    Disk(disk::DiskArgs),
+}
+
+fn main() -> ExitCode {
+    let result = match Cli::parse().command {
+        Command::Disk(args) => disk::run(&args),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("ringfence-bench: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
