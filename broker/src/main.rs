@@ -1,3 +1,7 @@
 //! The `ringfence` command.
 
-fn main() {}
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    ringfence_broker::shell::cli::main()
+}

@@ -36,7 +36,7 @@ pub use connection::Connection;
 pub use consumer::{Consumer, ConsumerConfig, Fetched, StartAt};
 pub use error::ClientError;
 pub use partitioner::Partitioner;
-pub use producer::{Delivered, Delivery, OutgoingRecord, Producer, ProducerConfig};
+pub use producer::{Delivered, Delivery, OutgoingRecord, Producer, ProducerConfig, Totals};
 pub use topology::{Leader, Topic, Topology};
 
 /// How a client connects and how long it keeps trying.

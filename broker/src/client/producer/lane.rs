@@ -149,13 +149,13 @@ impl Lane {
         }
         if let Some(open) = self.open.as_mut() {
             open.builder.push(record)?;
-            open.receipt.grow(size);
+            open.receipt.grow(1, size);
             return Ok((Rc::clone(&open.receipt), open.builder.count() - 1));
         }
         let mut builder = BatchBuilder::new();
         builder.push(record)?;
         let receipt = receipt();
-        receipt.grow(size);
+        receipt.grow(1, size);
         self.open = Some(Open {
             builder,
             receipt: Rc::clone(&receipt),

@@ -16,6 +16,7 @@ use ringfence_engine::types::{Offset, PartitionId};
 use tokio::sync::Notify;
 
 use self::lane::{Identity, Lane, LaneConfig, Outcome, Step, Ticket};
+pub use self::receipt::Totals;
 use self::receipt::{Budget, Receipt};
 use super::{Bytes, Client, ClientError};
 use crate::error::WireError;
@@ -187,7 +188,7 @@ impl Producer {
         self.shared.budget.room().await;
         let handle = self.lane(partition);
         let receipt = Receipt::new(&self.shared.budget);
-        receipt.grow(batch.size());
+        receipt.grow(batch.count(), batch.size());
         handle
             .lane
             .borrow_mut()
@@ -198,6 +199,12 @@ impl Producer {
             receipt,
             place: 0,
         })
+    }
+
+    /// What has become of the records so far.
+    #[must_use]
+    pub fn totals(&self) -> Totals {
+        self.shared.budget.totals()
     }
 
     /// Sends everything now and waits until it is acknowledged or has failed; the deliveries say which.

@@ -15,7 +15,21 @@ pub(super) struct Budget {
     limit: usize,
     used: Cell<usize>,
     unsettled: Cell<usize>,
+    totals: RefCell<Totals>,
     changed: Notify,
+}
+
+/// What a producer has done so far.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Totals {
+    /// Records handed in.
+    pub records: u64,
+    /// Records acknowledged (with acks 0: sent).
+    pub acknowledged: u64,
+    /// Records that failed.
+    pub failed: u64,
+    /// Why the first of them failed.
+    pub first_error: Option<ClientError>,
 }
 
 impl Budget {
@@ -24,8 +38,13 @@ impl Budget {
             limit,
             used: Cell::new(0),
             unsettled: Cell::new(0),
+            totals: RefCell::default(),
             changed: Notify::new(),
         }
+    }
+
+    pub(super) fn totals(&self) -> Totals {
+        self.totals.borrow().clone()
     }
 
     /// Waits until less than the limit is used.
@@ -54,6 +73,7 @@ impl Budget {
 pub(super) struct Receipt {
     budget: Rc<Budget>,
     bytes: Cell<usize>,
+    records: Cell<u32>,
     result: RefCell<Option<Result<Option<Offset>, ClientError>>>,
     settled_at: Cell<Option<Instant>>,
     settled: Notify,
@@ -65,14 +85,17 @@ impl Receipt {
         Rc::new(Receipt {
             budget: Rc::clone(budget),
             bytes: Cell::new(0),
+            records: Cell::new(0),
             result: RefCell::default(),
             settled_at: Cell::default(),
             settled: Notify::new(),
         })
     }
 
-    /// The batch takes `bytes` more.
-    pub(super) fn grow(&self, bytes: usize) {
+    /// The batch takes `records` and `bytes` more.
+    pub(super) fn grow(&self, records: u32, bytes: usize) {
+        self.records.set(self.records.get() + records);
+        self.budget.totals.borrow_mut().records += u64::from(records);
         self.bytes.set(self.bytes.get() + bytes);
         self.budget.used.set(self.budget.used.get() + bytes);
     }
@@ -82,6 +105,7 @@ impl Receipt {
         if self.result.borrow().is_some() {
             return;
         }
+        self.count(&result);
         *self.result.borrow_mut() = Some(result);
         self.settled_at.set(Some(Instant::now()));
         let budget = &self.budget;
@@ -89,6 +113,18 @@ impl Receipt {
         budget.unsettled.set(budget.unsettled.get() - 1);
         budget.changed.notify_waiters();
         self.settled.notify_waiters();
+    }
+
+    fn count(&self, result: &Result<Option<Offset>, ClientError>) {
+        let records = u64::from(self.records.get());
+        let mut totals = self.budget.totals.borrow_mut();
+        match result {
+            Ok(_) => totals.acknowledged += records,
+            Err(error) => {
+                totals.failed += records;
+                totals.first_error.get_or_insert_with(|| error.clone());
+            }
+        }
     }
 
     /// Waits for the fate: the base offset, and when it was known.
