@@ -66,6 +66,14 @@ pub fn program() -> Outcome<PathBuf> {
     .into())
 }
 
+/// Keeps the calling thread on `core`.
+///
+/// # Errors
+/// When there is no such core.
+pub fn pin(core: usize) -> Outcome<()> {
+    affinity::set_thread_affinity([core]).map_err(|error| format!("pinning to core {core}: {error}").into())
+}
+
 impl Subject {
     /// Starts a broker in a new folder below `parent`, with settings in TOML.
     ///
@@ -120,7 +128,7 @@ impl Subject {
     /// # Errors
     /// When the load or the broker fails.
     pub fn measure(&self, load: &Load) -> Outcome<Cost> {
-        affinity::set_thread_affinity([LOAD_CORE]).map_err(|error| error.to_string())?;
+        pin(LOAD_CORE)?;
         let before = self.metrics();
         let cpu = self.broker.cpu_time()?;
         let sent = generator::run(load)?;
