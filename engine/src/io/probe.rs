@@ -10,7 +10,7 @@ mod storage;
 
 use std::path::Path;
 
-pub use kernel::release;
+pub use kernel::{raise_descriptor_limit, release};
 pub use storage::{BlockSizes, block_sizes, device_name, file_system_name};
 
 /// How bad a finding is.

@@ -175,6 +175,27 @@ fn limit(resource: libc::__rlimit_resource_t) -> u64 {
     limit.rlim_cur
 }
 
+/// Raises the soft limit of open files to the hard one, which needs no privilege; the limit that then holds.
+///
+/// # Errors
+/// When the kernel refuses.
+pub fn raise_descriptor_limit() -> std::io::Result<u64> {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: the structure lives across the call.
+    if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } < 0 {
+        return Err(std::io::Error::last_os_error());
+    }
+    limit.rlim_cur = limit.rlim_max;
+    // SAFETY: as above; descriptors already open are not concerned.
+    if unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) } < 0 {
+        return Err(std::io::Error::last_os_error());
+    }
+    Ok(limit.rlim_cur)
+}
+
 fn descriptors(limit: u64, needed: u64) -> Finding {
     let found = format!("RLIMIT_NOFILE {limit}, {needed} needed");
     if limit >= needed {
@@ -252,6 +273,14 @@ mod tests {
         assert!(fix(libc::ENOMEM).contains("LimitMEMLOCK"));
         assert!(fix(libc::ENOSYS).contains("seccomp"));
         assert!(fix(libc::EINVAL).contains("Linux 6.1"));
+    }
+
+    #[test]
+    fn the_soft_limit_rises_to_the_hard_one() {
+        let before = limit(libc::RLIMIT_NOFILE);
+        let after = raise_descriptor_limit().unwrap();
+        assert!(after >= before);
+        assert_eq!(limit(libc::RLIMIT_NOFILE), after);
     }
 
     #[test]

@@ -192,6 +192,8 @@ pub struct Reactor {
     cqes: Vec<Cqe>,
     grain: usize,
     direct_warned: bool,
+    /// Mail was noticed by a turn that had nobody to tell.
+    mail_kept: bool,
     /// A ring belongs to the thread that made it.
     not_send: PhantomData<*const ()>,
 }
@@ -226,6 +228,7 @@ impl Reactor {
             cqes: Vec::new(),
             grain,
             direct_warned: false,
+            mail_kept: false,
             not_send: PhantomData,
         })
     }
@@ -317,7 +320,10 @@ impl Reactor {
     ) -> Result<(), RingError> {
         self.send_wakes();
         let mut wait = self.patience(wait_until);
-        let mut mail = false;
+        let mut mail = std::mem::take(&mut self.mail_kept);
+        if mail {
+            wait = Some(Duration::ZERO);
+        }
         if let Some(mailbox) = &self.mailbox
             && wait != Some(Duration::ZERO)
             && !mailbox.bell.begin_wait()
@@ -326,7 +332,7 @@ impl Reactor {
         }
         self.ring.enter(wait)?;
         if let Some(mailbox) = &self.mailbox {
-            mail = mailbox.bell.end_wait();
+            mail |= mailbox.bell.end_wait();
         }
         self.deliver_ready(handler);
         let mut cqes = std::mem::take(&mut self.cqes);
@@ -440,14 +446,16 @@ impl Disk for Reactor {
         for (index, disk_op) in ops.into_iter().enumerate() {
             self.disk.submit(&mut self.ring, OpId(index as u64), disk_op);
         }
+        let mut mail = false;
         while self.disk.pending() > 0 {
-            self.turn(None, &mut |event| {
-                if let IoEvent::Disk(completion) = event {
-                    results[completion.op.0 as usize] = Some(completion.result);
-                }
+            self.turn(None, &mut |event| match event {
+                IoEvent::Disk(completion) => results[completion.op.0 as usize] = Some(completion.result),
+                IoEvent::Mail => mail = true,
+                IoEvent::Net(event) => unreachable!("no socket was idle before: {event:?}"),
             })
             .map_err(|error| DiskGone(error.to_string()))?;
         }
+        self.mail_kept |= mail;
         let results: Option<Vec<_>> = results.into_iter().collect();
         results.ok_or_else(|| DiskGone("an operation vanished".to_owned()))
     }

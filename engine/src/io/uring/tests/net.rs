@@ -8,7 +8,7 @@ use tempfile::TempDir;
 use crate::io::buf::{AppendBuf, BufSlice};
 use crate::io::mailbox::mesh;
 use crate::io::uring::{IoEvent, Reactor, RingConfig};
-use crate::io::{ConnId, NetEvent, NetOp, Socket};
+use crate::io::{ConnId, Disk, DiskOp, NetEvent, NetOp, Socket};
 
 const SECOND: u64 = 1_000_000_000;
 
@@ -423,6 +423,19 @@ fn a_waker_of_another_thread_wakes_a_sleeping_shard() {
         while turn(&mut reactor).is_empty() {}
         thread.join().unwrap();
     }
+}
+
+#[test]
+fn mail_that_comes_during_start_up_is_told_afterwards() {
+    let dir = TempDir::new().unwrap();
+    let mut corner = mesh::<u8>(1, 1).unwrap().remove(0);
+    let mut reactor = Reactor::new(&config(&dir)).unwrap();
+    reactor.attach(&corner);
+    corner.send(0, 7).unwrap();
+    let list = DiskOp::List { path: String::new() };
+    assert!(reactor.run(vec![list]).unwrap()[0].is_ok());
+    assert!(matches!(turn(&mut reactor).pop_front(), Some(Seen::Mail)));
+    assert_eq!(corner.drain(|_, message| assert_eq!(message, 7)), 1);
 }
 
 #[test]
