@@ -25,6 +25,8 @@ const LARGEST_CARVED: usize = 1 << 20;
 const LARGEST_POOLED: usize = 64 << 20;
 
 /// Smallest size whose slabs ask for huge pages; smaller ones hold idle partitions and must cost single pages.
+/// Measured (2-core VM, Linux 6.18): 4 GiB of 1 MiB direct writes take 0.07 s of system time from huge pages and
+/// 0.2 s from small ones, because the kernel pins one page instead of 256.
 const SMALLEST_HUGE: usize = 64 << 10;
 
 /// Bytes of mappings larger than [`LARGEST_CARVED`] that the shared overflow keeps.
