@@ -11,7 +11,7 @@ use serde::Serialize;
 use crate::device::{Device, Synced};
 use crate::host::Host;
 use crate::latency::Percentiles;
-use crate::loopback;
+use crate::loopback::{self, Trips};
 
 const KIB: usize = 1 << 10;
 const MIB: u64 = 1 << 20;
@@ -27,7 +27,7 @@ const PACED_BYTES: usize = 4096;
 pub struct DiskArgs {
     /// Directory on the device to measure; a test file is made in it and removed
     #[arg(long, default_value = ".")]
-    pub dir: PathBuf,
+    pub data_dir: PathBuf,
     /// Size of the test file, in MiB; writes wrap around in it, as in a journal
     #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u64).range(4..=65536))]
     pub file_mib: u64,
@@ -132,7 +132,7 @@ pub fn measure(args: &DiskArgs) -> Result<DiskReport, Box<dyn Error>> {
     let progress = progress((1 + cells + args.paced.len() + loops) as u64);
     progress.set_message("zero-fill");
     let file_bytes = args.file_mib * MIB;
-    let mut device = Device::open(&args.dir, file_bytes)?;
+    let mut device = Device::open(&args.data_dir, file_bytes)?;
     progress.inc(1);
     let mut streams = Vec::with_capacity(cells);
     for size in args.kib.iter().map(|kib| kib * KIB) {
@@ -159,16 +159,23 @@ pub fn measure(args: &DiskArgs) -> Result<DiskReport, Box<dyn Error>> {
     for &per_second in args.paced.iter().filter(|_| args.loopback) {
         progress.set_message(format!("{per_second} round trips/s"));
         let count = (per_second * args.seconds).ceil() as u64;
+        let trips = Trips {
+            request: args.loopback_bytes,
+            answer: args.loopback_bytes,
+            per_second,
+            count,
+            core: None,
+        };
         loopback.push(Paced {
             per_second,
             bytes: args.loopback_bytes,
-            latency: loopback::round_trips(args.loopback_bytes, per_second, count)?,
+            latency: loopback::round_trips(trips)?,
         });
         progress.inc(1);
     }
     progress.finish_and_clear();
     Ok(DiskReport {
-        host: Host::of(&args.dir),
+        host: Host::of(&args.data_dir),
         file_bytes,
         streams,
         paced,
@@ -257,7 +264,7 @@ mod tests {
         let dir = ringfence_tests::process::scratch();
         let mut args =
             args("--file-mib 8 --kib 4,64 --depths 1,4 --cell-mib 1 --paced 500 --seconds 0.1 --loopback");
-        args.dir = dir.path().to_path_buf();
+        args.data_dir = dir.path().to_path_buf();
         let report = measure(&args).expect("the build's disk takes a file");
         let cells: Vec<_> = report
             .streams

@@ -1,7 +1,6 @@
 //! `ringfence-bench load`: a broker under load, open loop or saturated; latency from the intended send time.
 
 pub mod generator;
-pub mod loopback;
 pub mod schedule;
 pub mod wire;
 

@@ -1,48 +1,92 @@
 //! A round trip over loopback TCP without any of our code: what the kernel alone costs a request.
+//!
+//! The asking side polls, as the load generator does; the answering thread sleeps in the kernel, as a broker does.
 
 use std::io::{self, Read, Write};
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::net::{TcpListener, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::latency::{Latencies, Percentiles};
 
-/// `count` round trips of `size` bytes each way, `per_second` of them, evenly, between two threads.
+/// What goes over loopback.
+#[derive(Debug, Clone, Copy)]
+pub struct Trips {
+    /// Bytes of a request.
+    pub request: usize,
+    /// Bytes of its answer.
+    pub answer: usize,
+    /// Round trips per second, evenly.
+    pub per_second: f64,
+    /// How many.
+    pub count: u64,
+    /// Core of the answering thread; `None` leaves it to the kernel.
+    pub core: Option<usize>,
+}
+
+/// Makes the round trips.
 ///
 /// # Errors
 /// When loopback does not work.
-pub fn round_trips(size: usize, per_second: f64, count: u64) -> io::Result<Percentiles> {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
-    let mut client = TcpStream::connect(listener.local_addr()?)?;
-    client.set_nodelay(true)?;
-    let (server, _) = listener.accept()?;
-    server.set_nodelay(true)?;
-    let echo = thread::Builder::new()
-        .name("loopback-echo".into())
-        .spawn(move || echo(server, size, count))?;
+pub fn round_trips(trips: Trips) -> io::Result<Percentiles> {
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let address = listener.local_addr()?;
+    let echo = thread::spawn(move || answer(&listener, trips));
+    let mut stream = TcpStream::connect(address)?;
+    stream.set_nodelay(true)?;
+    stream.set_nonblocking(true)?;
+    let request = vec![0x5a; trips.request];
+    let mut received = vec![0; trips.answer];
     let mut latencies = Latencies::new();
-    let mut message = vec![0x5a; size];
     let start = Instant::now();
-    for number in 0..count {
-        let due = start + Duration::from_secs_f64(number as f64 / per_second);
-        thread::sleep(due.saturating_duration_since(Instant::now()));
-        let sent = Instant::now();
-        client.write_all(&message)?;
-        client.read_exact(&mut message)?;
-        latencies.record(sent.elapsed());
+    for number in 0..trips.count {
+        let due = start + Duration::from_secs_f64(number as f64 / trips.per_second);
+        while Instant::now() < due {
+            std::hint::spin_loop();
+        }
+        let mut sent = 0;
+        while sent < trips.request {
+            sent += retry(|| stream.write(&request[sent..]))?;
+        }
+        let mut left = trips.answer;
+        while left > 0 {
+            left -= match retry(|| stream.read(&mut received[..left]))? {
+                0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+                count => count,
+            };
+        }
+        latencies.record(due.elapsed());
     }
-    echo.join()
-        .map_err(|_| io::Error::other("the echo thread panicked"))??;
+    drop(stream);
+    echo.join().expect("the echo thread does not panic")?;
     Ok(latencies.percentiles())
 }
 
-fn echo(mut stream: TcpStream, size: usize, count: u64) -> io::Result<()> {
-    let mut message = vec![0; size];
-    for _ in 0..count {
-        stream.read_exact(&mut message)?;
-        stream.write_all(&message)?;
+/// Polls as the load generator does.
+fn retry<T>(mut attempt: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    loop {
+        match attempt() {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => std::hint::spin_loop(),
+            other => return other,
+        }
     }
-    Ok(())
+}
+
+fn answer(listener: &TcpListener, trips: Trips) -> io::Result<()> {
+    if let Some(core) = trips.core {
+        affinity::set_thread_affinity([core]).map_err(|error| io::Error::other(error.to_string()))?;
+    }
+    let (mut stream, _) = listener.accept()?;
+    stream.set_nodelay(true)?;
+    let mut request = vec![0; trips.request];
+    let answer = vec![0x5a; trips.answer];
+    loop {
+        match stream.read_exact(&mut request) {
+            Ok(()) => stream.write_all(&answer)?,
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(()),
+            Err(error) => return Err(error),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -51,8 +95,15 @@ mod tests {
 
     #[test]
     fn every_round_trip_is_counted() {
-        let trips = round_trips(4096, 10_000.0, 50).expect("loopback works");
-        assert_eq!(trips.count, 50);
-        assert!(trips.p50_us > 0.0 && trips.p50_us <= trips.max_us);
+        let found = round_trips(Trips {
+            request: 4096,
+            answer: 90,
+            per_second: 2000.0,
+            count: 50,
+            core: None,
+        });
+        let found = found.expect("loopback works");
+        assert_eq!(found.count, 50);
+        assert!(found.p50_us > 0.0);
     }
 }

@@ -5,7 +5,7 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use ringfence_bench::disk;
+use ringfence_bench::{disk, load};
 
 /// Measures the device, the engine and the broker, and prints them side by side
 #[derive(Debug, Parser)]
@@ -19,11 +19,14 @@ struct Cli {
 enum Command {
     /// Ceiling of the device: synced writes by size and depth, alone and paced; loopback round trips
     Disk(disk::DiskArgs),
+    /// A broker under load: open-loop rate or saturation, beside the device
+    Load(load::LoadArgs),
 }
 
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Disk(args) => disk::run(&args),
+        Command::Load(args) => load::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
