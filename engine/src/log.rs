@@ -1,1 +1,236 @@
-//! One partition's log in memory: offsets, segments, tail, tables.
+//! One partition's log in memory: offsets, segments, tables, and what waits for it.
+//!
+//! `log_start <= high_watermark <= log_end`, `durable_end <= log_end`, and on a leader without `durability=memory`
+//! `high_watermark <= durable_end`. The last segment is the active one and always exists, in memory at least.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+
+use crate::epochs::EpochTable;
+use crate::error::FenceReason;
+use crate::producers::ProducerTable;
+use crate::segment::{Segment, SegmentState};
+use crate::store::{AppendRequest, LogSettings, PartitionView};
+use crate::types::{LeaderEpoch, Offset, PartitionId, Pos};
+
+/// Number of a log within its store; never reused within a process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LogNo(pub u32);
+
+/// Whether the segments below the active one are known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Listing {
+    /// Not looked at in this life.
+    Unknown,
+    /// The directory is being listed.
+    Pending,
+    /// All segments are in the list.
+    Known,
+}
+
+/// Whether the partition's directory exists.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DirState {
+    /// Not looked at in this life.
+    Unknown,
+    /// Being made, or its `partition.meta` being written.
+    Making,
+    /// It exists and names its partition.
+    Made,
+}
+
+/// What the log is going through.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LogState {
+    /// Appends and reads.
+    Open,
+    /// A truncation waits for writes in flight, or for its record.
+    Cutting { token: u64, to: Offset, recorded: bool },
+    /// A drop waits for its record, then for its files.
+    Dropping { token: u64 },
+}
+
+/// A range whose bytes are damaged on this replica; served never.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Damage {
+    /// Offsets lost.
+    pub offsets: Range<u64>,
+    /// Segment that held them.
+    pub segment: Offset,
+    /// Bytes of the segment.
+    pub bytes: Range<u64>,
+}
+
+/// One partition's log.
+#[derive(Debug)]
+pub struct Log {
+    pub id: PartitionId,
+    /// Topic name, for `partition.meta` and people.
+    pub name: Box<str>,
+    pub settings: LogSettings,
+    /// Whether the owner asked for it in this life; others are strays: kept, not served.
+    pub served: bool,
+    pub log_start: Offset,
+    pub high_watermark: Offset,
+    pub durable_end: Offset,
+    pub segments: VecDeque<Segment>,
+    pub listing: Listing,
+    /// Base of the oldest segment that may exist on disk.
+    pub oldest: Offset,
+    pub epochs: EpochTable,
+    /// `epochs` changed since the leader-epoch checkpoint was last written.
+    pub epochs_dirty: bool,
+    pub producers: ProducerTable,
+    pub fenced: Option<FenceReason>,
+    pub damage: Vec<Damage>,
+    pub dir: DirState,
+    pub state: LogState,
+    /// Appends that wait for a place, for room, or for the end of another step; in order.
+    pub waiting: VecDeque<AppendRequest>,
+    /// In the write-back queue.
+    pub queued: bool,
+    /// A running checkpoint waits for this log's write-back.
+    pub pinned: bool,
+    /// Mono time before which a refused allocation is not tried again.
+    pub place_retry_at: u64,
+    /// Bytes of the next allocation.
+    pub place_step: u64,
+}
+
+impl Log {
+    /// A new, empty log.
+    #[must_use]
+    pub fn new(id: PartitionId, name: &str, settings: LogSettings, epochs: EpochTable, producers: ProducerTable) -> Log {
+        Log {
+            id,
+            name: name.into(),
+            settings,
+            served: false,
+            log_start: Offset(0),
+            high_watermark: Offset(0),
+            durable_end: Offset(0),
+            segments: VecDeque::from([Segment::empty(id, Offset(0))]),
+            listing: Listing::Known,
+            oldest: Offset(0),
+            epochs,
+            epochs_dirty: false,
+            producers,
+            fenced: None,
+            damage: Vec::new(),
+            dir: DirState::Unknown,
+            state: LogState::Open,
+            waiting: VecDeque::new(),
+            queued: false,
+            pinned: false,
+            place_retry_at: 0,
+            place_step: 64 << 10,
+        }
+    }
+
+    /// The active segment.
+    #[must_use]
+    pub fn active(&self) -> &Segment {
+        self.segments.back().expect("a log always has its active segment")
+    }
+
+    /// The active segment.
+    pub fn active_mut(&mut self) -> &mut Segment {
+        self.segments.back_mut().expect("a log always has its active segment")
+    }
+
+    /// Next offset to assign.
+    #[must_use]
+    pub fn log_end(&self) -> Offset {
+        self.active().next
+    }
+
+    /// Current leader epoch; 0 before the first.
+    #[must_use]
+    pub fn epoch(&self) -> LeaderEpoch {
+        self.epochs.latest().unwrap_or_default()
+    }
+
+    /// What the owner may know.
+    #[must_use]
+    pub fn view(&self) -> PartitionView {
+        PartitionView {
+            log_start: self.log_start,
+            log_end: self.log_end(),
+            durable_end: self.durable_end,
+            epoch: self.epoch(),
+            fenced: self.fenced,
+        }
+    }
+
+    /// Index in `segments` of the segment that holds `offset` (the active one for the end), when it is known.
+    #[must_use]
+    pub fn segment_at(&self, offset: Offset) -> Option<usize> {
+        self.segments.partition_point(|segment| segment.base <= offset).checked_sub(1)
+    }
+
+    /// The segment that begins at `base`.
+    pub fn segment_mut(&mut self, base: Offset) -> Option<&mut Segment> {
+        let at = self.segment_at(base)?;
+        self.segments.get_mut(at).filter(|segment| segment.base == base)
+    }
+
+    /// The segment that begins at `base`.
+    #[must_use]
+    pub fn segment(&self, base: Offset) -> Option<&Segment> {
+        self.segments.get(self.segment_at(base)?).filter(|segment| segment.base == base)
+    }
+
+    /// Whether everything that a checkpoint must find in files is there.
+    #[must_use]
+    pub fn is_written(&self) -> bool {
+        self.segments.iter().rev().take_while(|s| s.state() != SegmentState::Sealed).all(Segment::is_written)
+    }
+
+    /// Whether any write-back of its segments is in flight.
+    #[must_use]
+    pub fn is_writing(&self) -> bool {
+        self.segments.iter().any(|s| !s.in_flight.is_empty() || s.allocating.is_some())
+    }
+
+    /// The damaged range that contains `offset`.
+    #[must_use]
+    pub fn damage_at(&self, offset: Offset) -> Option<&Damage> {
+        self.damage.iter().find(|damage| damage.offsets.contains(&offset.0))
+    }
+
+    /// Directory of the partition, relative to the data directory.
+    #[must_use]
+    pub fn dir(&self) -> String {
+        format!("logs/{}", self.id.dir_name())
+    }
+
+    /// Path of a file that belongs to the segment at `base`.
+    #[must_use]
+    pub fn path(&self, base: Offset, extension: &str) -> String {
+        format!("{}/{:020}.{extension}", self.dir(), base.0)
+    }
+
+    /// Applies a replayed or decided cut to memory. `pos` is the byte of `offset` in the segment at `segment`;
+    /// `prefix` holds the bytes of its block before it. Segments above are forgotten; returns their bases.
+    pub fn cut(&mut self, offset: Offset, segment: Offset, pos: Pos, prefix: &[u8]) -> Vec<Offset> {
+        let mut gone = Vec::new();
+        while self.segments.back().is_some_and(|s| s.base > segment) {
+            gone.extend(self.segments.pop_back().map(|s| s.base));
+        }
+        match self.segments.back_mut().filter(|s| s.base == segment) {
+            Some(last) => last.reopen(self.id, pos, offset, prefix),
+            None => self.segments.push_back(Segment::resumed(self.id, segment, offset, pos, prefix)),
+        }
+        self.oldest = self.oldest.min(segment);
+        self.log_start = self.log_start.min(offset);
+        self.high_watermark = self.high_watermark.min(offset);
+        self.durable_end = self.durable_end.min(offset);
+        self.epochs.truncate_from_end(offset);
+        self.epochs_dirty = true;
+        self.damage.retain_mut(|damage| {
+            damage.offsets.end = damage.offsets.end.min(offset.0);
+            !damage.offsets.is_empty()
+        });
+        gone
+    }
+}

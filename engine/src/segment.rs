@@ -33,6 +33,7 @@ impl Chunk {
 pub struct Tail {
     chunks: VecDeque<Chunk>,
     end: Pos,
+    memory: u64,
 }
 
 impl Tail {
@@ -44,7 +45,7 @@ impl Tail {
     #[must_use]
     pub fn new(at: Pos, prefix: &[u8]) -> Tail {
         assert!(at.0.is_multiple_of(B), "a tail begins at a block");
-        let mut tail = Tail { chunks: VecDeque::new(), end: at };
+        let mut tail = Tail { chunks: VecDeque::new(), end: at, memory: 0 };
         if !prefix.is_empty() {
             tail.append(prefix);
         }
@@ -66,7 +67,7 @@ impl Tail {
     /// Bytes of memory held.
     #[must_use]
     pub fn memory(&self) -> u64 {
-        self.chunks.iter().map(|chunk| chunk.buf.capacity() as u64).sum()
+        self.memory
     }
 
     /// Appends `bytes`; `hint` is how many bytes will follow at once, so that one chunk takes them all.
@@ -95,7 +96,18 @@ impl Tail {
         // A partition that has filled a chunk is busy: the next one is twice as large.
         let grown = self.chunks.back().map_or(BLOCK, |chunk| chunk.buf.capacity() * 2);
         let size = wanted.max(grown).min(MAX_CHUNK).next_power_of_two();
-        self.chunks.push_back(Chunk { start, buf: AppendBuf::with_capacity(size) });
+        self.push_chunk(Chunk { start, buf: AppendBuf::with_capacity(size) });
+    }
+
+    fn push_chunk(&mut self, chunk: Chunk) {
+        self.memory += chunk.buf.capacity() as u64;
+        self.chunks.push_back(chunk);
+    }
+
+    fn pop_back_chunk(&mut self) -> Option<Chunk> {
+        let chunk = self.chunks.pop_back()?;
+        self.memory -= chunk.buf.capacity() as u64;
+        Some(chunk)
     }
 
     /// Views of the bytes `from..to`, in order; nothing is copied.
@@ -161,6 +173,7 @@ impl Tail {
             freed += chunk.buf.capacity() as u64;
             self.chunks.pop_front();
         }
+        self.memory -= freed;
         freed
     }
 
@@ -186,9 +199,9 @@ impl Tail {
             Vec::new()
         };
         while self.chunks.back().is_some_and(|chunk| chunk.start >= floor) {
-            self.chunks.pop_back();
+            self.pop_back_chunk();
         }
-        match self.chunks.pop_back() {
+        match self.pop_back_chunk() {
             // The chunk that contains the cut block is rebuilt: its memory may still be in flight.
             Some(chunk) if chunk.end() > floor => {
                 let kept = chunk.buf.slice(0..(floor.0 - chunk.start.0) as usize);
@@ -197,12 +210,12 @@ impl Tail {
                 buf.append(&kept);
                 self.end = self.end.plus(buf.len() as u64);
                 if !buf.is_empty() {
-                    self.chunks.push_back(Chunk { start: chunk.start, buf });
+                    self.push_chunk(Chunk { start: chunk.start, buf });
                 }
             }
             Some(chunk) => {
                 self.end = chunk.end();
-                self.chunks.push_back(chunk);
+                self.push_chunk(chunk);
             }
             None => self.end = floor,
         }
@@ -324,13 +337,36 @@ impl Segment {
     #[must_use]
     pub fn sealed(base: Offset, next: Offset, len: u64) -> Segment {
         let end = Pos(len);
-        let tail = Tail { chunks: VecDeque::new(), end };
+        let tail = Tail { chunks: VecDeque::new(), end, memory: 0 };
         let index = IndexState::Partial(SegmentIndex::starting_at(base, end, next));
         let mut segment = Segment::at(base, next, tail, index);
         segment.state = SegmentState::Sealed;
         segment.written = end;
         segment.submitted = end;
         segment
+    }
+
+    /// Carries out a cut in memory: the segment ends at `pos` (offset `next`) and is active again. `prefix` holds the
+    /// bytes of the cut block before `pos`, for the case that they are not in memory.
+    pub fn reopen(&mut self, id: PartitionId, pos: Pos, next: Offset, prefix: &[u8]) {
+        let floor = pos.floor(B);
+        if self.tail.start() <= floor && pos <= self.tail.end() {
+            self.tail.cut(pos);
+        } else {
+            self.tail = Tail::new(floor, prefix);
+        }
+        if self.state != SegmentState::Active {
+            // Its file was (or is being) cut to the exact end: the place must be made again.
+            self.allocated = Pos(0);
+        }
+        self.next = next;
+        self.durable = pos;
+        self.written = self.written.min(floor);
+        self.submitted = self.written;
+        self.in_flight.clear();
+        self.state = SegmentState::Active;
+        self.index = IndexState::from(id, self.base, pos, next);
+        self.index_from = pos;
     }
 
     /// Position after the last byte.

@@ -142,3 +142,803 @@ pub struct PartitionView {
     /// Set when the partition takes no writes.
     pub fenced: Option<FenceReason>,
 }
+
+/// What an operation in flight was for; its completion continues there.
+#[derive(Debug)]
+pub(crate) enum Pending {
+    /// A journal frame or file header.
+    Journal,
+    /// Making a partition's directory.
+    MakeDir { log: LogNo },
+    /// Opening a segment file.
+    OpenSegment { log: LogNo, base: Offset, file: FileId },
+    /// Allocating a segment's place up to `to`.
+    Allocate { log: LogNo, base: Offset, to: Pos },
+    /// Write-back of a segment up to `end`.
+    WriteBack { log: LogNo, base: Offset, end: Pos, bytes: u64 },
+    /// Cutting a sealing segment's file to its exact end.
+    CutFile { log: LogNo, base: Offset },
+    /// A step of a small file's writing.
+    Small { file: FileId },
+    /// Closing a descriptor; nothing waits for it.
+    Close { file: FileId },
+    /// A step of a checkpoint.
+    Checkpoint,
+    /// Listing a partition's directory.
+    List { log: LogNo },
+    /// A step of an index load.
+    IndexLoad { log: LogNo, base: Offset, file: Option<FileId> },
+    /// A read for a reader.
+    Read { read: u64 },
+    /// Setting a file or directory aside, or removing it.
+    Delete { job: u64 },
+}
+
+/// Operations in flight and the numbers given to operations and files.
+#[derive(Debug, Default)]
+pub(crate) struct Ops {
+    next_op: u64,
+    next_file: u32,
+    free_files: Vec<FileId>,
+    pending: HashMap<OpId, Pending>,
+}
+
+impl Ops {
+    /// An id for an operation that continues with `pending`.
+    pub(crate) fn id(&mut self, pending: Pending) -> OpId {
+        self.next_op += 1;
+        let op = OpId(self.next_op);
+        self.pending.insert(op, pending);
+        op
+    }
+
+    /// A free file id.
+    pub(crate) fn file(&mut self) -> FileId {
+        self.free_files.pop().unwrap_or_else(|| {
+            self.next_file += 1;
+            FileId(self.next_file - 1)
+        })
+    }
+
+    /// Returns a file id after its close (or failed open) completed.
+    pub(crate) fn free_file(&mut self, file: FileId) {
+        self.free_files.push(file);
+    }
+}
+
+/// Counters and gauges of a store.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct StoreStats {
+    /// Batches accepted.
+    pub batches: u64,
+    /// Bytes accepted.
+    pub accepted_bytes: u64,
+    /// Bytes written back to segments.
+    pub written_back_bytes: u64,
+    /// Write-back operations completed.
+    pub write_backs: u64,
+    /// Retries answered from the producer table.
+    pub duplicates: u64,
+    /// Appends refused because the disk is full.
+    pub no_space: u64,
+    /// Appends refused because a budget was used up.
+    pub busy: u64,
+    /// Checkpoints completed.
+    pub checkpoints: u64,
+    /// Bytes of the last snapshot.
+    pub snapshot_bytes: u64,
+    /// Longest slice of checkpoint work, nanoseconds of the driver's clock are not visible here: partitions per slice.
+    pub checkpoint_slices: u64,
+    /// Segment files removed.
+    pub segments_removed: u64,
+    /// Bytes read from segments.
+    pub read_bytes: u64,
+    /// Reads answered from memory.
+    pub memory_reads: u64,
+    /// Reads answered from disk.
+    pub disk_reads: u64,
+    /// Intervals or batches that failed their checks.
+    pub damage_found: u64,
+}
+
+/// Gauges of a store, computed when asked.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct StoreGauges {
+    /// Accepted bytes not yet in segments.
+    pub dirty_bytes: u64,
+    /// Bytes of tails in memory.
+    pub memory_bytes: u64,
+    /// Journal writes in flight.
+    pub frames_in_flight: usize,
+    /// Write-backs in flight.
+    pub write_backs_in_flight: usize,
+    /// Bytes of batches the journal can still take.
+    pub journal_room: u64,
+    /// Partitions known; of them not asked for by the owner (strays); of them fenced.
+    pub partitions: usize,
+    pub strays: usize,
+    pub fenced: usize,
+    /// Appends waiting for a place or for room.
+    pub waiting: usize,
+}
+
+/// One shard's storage.
+#[derive(Debug)]
+pub struct Store {
+    pub(crate) cfg: StoreConfig,
+    pub(crate) grain: usize,
+    pub(crate) logs: Vec<Option<Box<Log>>>,
+    pub(crate) by_id: HashMap<PartitionId, LogNo>,
+    pub(crate) commit: Commit,
+    pub(crate) ops: Ops,
+    pub(crate) write_back: WriteBack,
+    pub(crate) checkpoint: Checkpointer,
+    pub(crate) small: SmallFiles,
+    pub(crate) reads: Reads,
+    pub(crate) deletions: Deletions,
+    pub(crate) retention: Retention,
+    /// Logs whose waiting appends wait for room in the journal or in memory, in order.
+    pub(crate) admission: VecDeque<LogNo>,
+    /// Bytes of waiting appends.
+    pub(crate) waiting_bytes: u64,
+    pub(crate) fenced: Option<FenceReason>,
+    stopping: bool,
+    effects: Vec<Effect>,
+    pub(crate) stats: StoreStats,
+}
+
+/// Bytes of appends that may wait in the store; beyond it they are refused as busy.
+const MAX_WAITING_BYTES: u64 = 64 << 20;
+
+impl Store {
+    pub(crate) fn assemble(cfg: StoreConfig, grain: usize, commit: Commit, ops: Ops, checkpoint: Checkpointer) -> Store {
+        Store {
+            retention: Retention::new(),
+            cfg,
+            grain,
+            logs: Vec::new(),
+            by_id: HashMap::new(),
+            commit,
+            ops,
+            write_back: WriteBack::default(),
+            checkpoint,
+            small: SmallFiles::default(),
+            reads: Reads::default(),
+            deletions: Deletions::default(),
+            admission: VecDeque::new(),
+            waiting_bytes: 0,
+            fenced: None,
+            stopping: false,
+            effects: Vec::new(),
+            stats: StoreStats::default(),
+        }
+    }
+
+    // Getters.
+
+    /// Where a partition stands; `None` when it is unknown, dropped, or was not created in this life.
+    #[must_use]
+    pub fn view(&self, partition: PartitionId) -> Option<PartitionView> {
+        let log = self.find(partition).ok()?;
+        Some(PartitionView { fenced: self.fenced.or(log.fenced), ..log.view() })
+    }
+
+    /// (Largest own epoch at or below `epoch`, its exclusive end), for a follower that asks where logs part
+    /// (REPLICATION.md section 1).
+    #[must_use]
+    pub fn end_offset_for(&self, partition: PartitionId, epoch: LeaderEpoch) -> Option<(LeaderEpoch, Offset)> {
+        let log = self.find(partition).ok()?;
+        log.epochs.end_offset_for(epoch, log.log_end())
+    }
+
+    /// Partitions that were recovered or created, with whether the owner asked for them in this life.
+    pub fn partitions(&self) -> impl Iterator<Item = (PartitionId, bool)> + '_ {
+        self.logs.iter().flatten().map(|log| (log.id, log.served))
+    }
+
+    /// Counters since the start.
+    #[must_use]
+    pub fn stats(&self) -> &StoreStats {
+        &self.stats
+    }
+
+    /// Counters of the journal since the start.
+    #[must_use]
+    pub fn commit_stats(&self) -> &CommitStats {
+        &self.commit.stats
+    }
+
+    /// Latencies (ns) of journal writes completed since the last call.
+    pub fn take_journal_latencies(&mut self) -> std::vec::Drain<'_, u64> {
+        self.commit.latencies.drain(..)
+    }
+
+    /// Mono time at which the oldest journal write in flight was issued.
+    #[must_use]
+    pub fn oldest_journal_write(&self) -> Option<u64> {
+        self.commit.oldest_issue()
+    }
+
+    /// Gauges; walks the partitions.
+    #[must_use]
+    pub fn gauges(&self) -> StoreGauges {
+        let mut gauges = StoreGauges {
+            dirty_bytes: self.write_back.dirty,
+            memory_bytes: self.write_back.memory,
+            frames_in_flight: self.commit.in_flight(),
+            write_backs_in_flight: self.write_back.in_flight,
+            journal_room: self.commit.data_room(),
+            ..StoreGauges::default()
+        };
+        for log in self.logs.iter().flatten() {
+            gauges.partitions += 1;
+            gauges.strays += usize::from(!log.served);
+            gauges.fenced += usize::from(log.fenced.is_some());
+            gauges.waiting += log.waiting.len();
+        }
+        gauges
+    }
+
+    /// Why the shard takes no writes, if so.
+    #[must_use]
+    pub fn fenced(&self) -> Option<FenceReason> {
+        self.fenced
+    }
+
+    fn find(&self, partition: PartitionId) -> Result<&Log, PartitionId> {
+        let no = self.by_id.get(&partition).ok_or(partition)?;
+        self.logs[no.0 as usize].as_deref().filter(|log| log.served && !log.is_dropping()).ok_or(partition)
+    }
+
+    /// Number of a partition that the owner may use.
+    pub(crate) fn find_no(&self, partition: PartitionId) -> Option<LogNo> {
+        self.find(partition).ok()?;
+        self.by_id.get(&partition).copied()
+    }
+
+    pub(crate) fn log(&self, no: LogNo) -> Option<&Log> {
+        self.logs.get(no.0 as usize)?.as_deref()
+    }
+
+    pub(crate) fn log_mut(&mut self, no: LogNo) -> Option<&mut Log> {
+        self.logs.get_mut(no.0 as usize)?.as_deref_mut()
+    }
+
+    pub(crate) fn add_log(&mut self, log: Log) -> LogNo {
+        let no = LogNo(self.logs.len() as u32);
+        self.by_id.insert(log.id, no);
+        self.logs.push(Some(Box::new(log)));
+        no
+    }
+
+    // Commands.
+
+    /// Makes a partition known under `name` with `settings`; new ones start empty. No I/O: an empty partition becomes
+    /// durable with its first `begin_epoch`. Repeating it changes the settings.
+    pub fn create(&mut self, partition: PartitionId, name: &str, settings: LogSettings) {
+        let no = self.by_id.get(&partition).copied().unwrap_or_else(|| {
+            let epochs = EpochTable::new(self.cfg.epoch_entries);
+            let producers = ProducerTable::new(self.cfg.producers, self.cfg.producer_expiry_ms);
+            self.add_log(Log::new(partition, name, settings.clone(), epochs, producers))
+        });
+        if let Some(log) = self.log_mut(no) {
+            log.name = name.into();
+            log.settings = settings;
+            log.served = true;
+        }
+    }
+
+    /// Changes the settings of a partition; they count from the next append and retention check on.
+    pub fn alter(&mut self, partition: PartitionId, settings: LogSettings) {
+        if let Some(log) = self.find_no(partition).and_then(|no| self.log_mut(no)) {
+            log.settings = settings;
+        }
+    }
+
+    /// Starts leader epoch `epoch` at the log's end; `Done` when durable. Appends of the epoch may follow at once: the
+    /// journal keeps the order.
+    pub fn begin_epoch(&mut self, now: Now, token: u64, partition: PartitionId, epoch: LeaderEpoch, out: &mut Outbox) {
+        let result = self.try_begin_epoch(now, token, partition, epoch);
+        answer(token, partition, result, out);
+    }
+
+    fn try_begin_epoch(
+        &mut self,
+        now: Now,
+        token: u64,
+        partition: PartitionId,
+        epoch: LeaderEpoch,
+    ) -> Result<(), CommandError> {
+        let no = self.command_target(partition)?;
+        let Some(log) = self.log_mut(no) else { return Err(CommandError::UnknownPartition(partition)) };
+        let start = log.log_end();
+        let current = log.epoch();
+        if log.epochs.assign(epoch, start).is_err() {
+            return Err(CommandError::StaleEpoch { asked: epoch, current });
+        }
+        log.epochs_dirty = true;
+        let record = Record::EpochStart { partition, epoch, start };
+        self.commit.push(now, record, Body::None, Effect::Command { log: no, token });
+        Ok(())
+    }
+
+    /// The log that a command is for, when it may change it.
+    pub(crate) fn command_target(&self, partition: PartitionId) -> Result<LogNo, CommandError> {
+        if let Some(reason) = self.fenced {
+            return Err(CommandError::Fenced(reason));
+        }
+        let no = self.find_no(partition).ok_or(CommandError::UnknownPartition(partition))?;
+        match self.log(no).map(|log| log.state) {
+            Some(LogState::Open) => Ok(no),
+            Some(_) => Err(CommandError::Busy),
+            None => Err(CommandError::UnknownPartition(partition)),
+        }
+    }
+
+    /// Raises the high watermark; lower values are ignored. Bounds what retention may delete.
+    pub fn set_high_watermark(&mut self, partition: PartitionId, offset: Offset) {
+        if let Some(log) = self.find_no(partition).and_then(|no| self.log_mut(no)) {
+            log.high_watermark = log.high_watermark.max(offset.min(log.log_end()));
+        }
+    }
+
+    /// Moves the log start up to `offset` (at most the high watermark); `Done` when durable.
+    pub fn set_log_start(&mut self, now: Now, token: u64, partition: PartitionId, offset: Offset, out: &mut Outbox) {
+        let result = self.command_target(partition).and_then(|no| {
+            let log = self.log(no).ok_or(CommandError::UnknownPartition(partition))?;
+            let (log_start, log_end) = (log.log_start, log.high_watermark);
+            if offset > log_end {
+                return Err(CommandError::OutOfRange { asked: offset, log_start, log_end });
+            }
+            self.raise_log_start(now, no, offset.max(log_start), Some(token));
+            Ok(())
+        });
+        answer(token, partition, result, out);
+    }
+
+    /// Drops a partition; `Done` when that is durable and its directory is set aside.
+    pub fn drop_partition(&mut self, now: Now, token: u64, partition: PartitionId, out: &mut Outbox) {
+        let known = self.by_id.get(&partition).copied();
+        let result = match (self.fenced, known.and_then(|no| self.log_mut(no).map(|log| (no, log)))) {
+            (Some(reason), _) => Err(CommandError::Fenced(reason)),
+            (None, Some((no, log))) if log.state == LogState::Open => {
+                log.state = LogState::Dropping { token };
+                self.commit.push(now, Record::Drop { partition }, Body::None, Effect::Dropped { log: no, token });
+                self.refuse_waiting(no, &AppendError::UnknownPartition(partition), out);
+                Ok(())
+            }
+            (None, Some(_)) => Err(CommandError::Busy),
+            (None, None) => Err(CommandError::UnknownPartition(partition)),
+        };
+        answer(token, partition, result, out);
+    }
+
+    /// Appends one batch as the leader; answered by `Appended`, at once or when place and room are there.
+    pub fn append(&mut self, now: Now, request: AppendRequest, out: &mut Outbox) {
+        let (token, partition) = (request.token, request.partition);
+        let result = match self.check_append(&request) {
+            Ok((no, header)) => self.append_or_wait(now, no, Waiting { request, header }, out),
+            Err(error) => Err(error),
+        };
+        if let Err(error) = result {
+            self.count_refusal(&error);
+            out.events.push(StoreEvent::Appended { token, partition, result: Err(error) });
+        }
+    }
+
+    fn check_append(&self, request: &AppendRequest) -> Result<(LogNo, BatchHeader), AppendError> {
+        if let Some(reason) = self.fenced {
+            return Err(AppendError::Fenced(reason));
+        }
+        let unknown = AppendError::UnknownPartition(request.partition);
+        let no = self.find_no(request.partition).ok_or(unknown.clone())?;
+        let log = self.log(no).ok_or(unknown)?;
+        if let Some(reason) = log.fenced {
+            return Err(AppendError::Fenced(reason));
+        }
+        let max = log.settings.max_message_bytes.min(self.cfg.max_batch_bytes(self.grain));
+        if request.batch.len() > max {
+            return Err(AppendError::TooLarge { size: request.batch.len(), max });
+        }
+        if request.epoch != log.epoch() {
+            return Err(AppendError::WrongEpoch { asked: request.epoch, current: log.epoch() });
+        }
+        Ok((no, batch::validate(&request.batch)?))
+    }
+
+    fn append_or_wait(
+        &mut self,
+        now: Now,
+        no: LogNo,
+        waiting: Waiting,
+        out: &mut Outbox,
+    ) -> Result<(), AppendError> {
+        let Some(log) = self.log(no) else {
+            return Err(AppendError::UnknownPartition(waiting.request.partition));
+        };
+        let verdict = if log.waiting.is_empty() && log.state == LogState::Open {
+            self.try_accept(now, no, &waiting, out)?
+        } else {
+            Verdict::WaitForPlace
+        };
+        if verdict == Verdict::Accepted {
+            return Ok(());
+        }
+        let bytes = waiting.request.batch.len() as u64;
+        if self.waiting_bytes + bytes > MAX_WAITING_BYTES {
+            return Err(AppendError::Busy);
+        }
+        self.waiting_bytes += bytes;
+        if let Some(log) = self.log_mut(no) {
+            log.waiting.push_back(waiting);
+        }
+        self.wait_for(now, no, verdict, out);
+        Ok(())
+    }
+
+    fn wait_for(&mut self, now: Now, no: LogNo, verdict: Verdict, out: &mut Outbox) {
+        match verdict {
+            Verdict::Accepted => {}
+            Verdict::WaitForPlace => self.advance_active_place(now, no, out),
+            Verdict::WaitForRoom => {
+                if let Some(log) = self.log_mut(no)
+                    && !log.awaits_room
+                {
+                    log.awaits_room = true;
+                    self.admission.push_back(no);
+                }
+            }
+        }
+    }
+
+    /// Accepts what waits on a log, as far as place and room reach.
+    pub(crate) fn drain_waiting(&mut self, now: Now, no: LogNo, out: &mut Outbox) {
+        while let Some(log) = self.log_mut(no) {
+            if log.state != LogState::Open || log.awaits_room {
+                return;
+            }
+            let Some(waiting) = log.waiting.pop_front() else { return };
+            let bytes = waiting.request.batch.len() as u64;
+            // The epoch may have moved while it waited.
+            let checked = self.check_append(&waiting.request).map(|_| ());
+            match checked.and_then(|()| self.try_accept(now, no, &waiting, out)) {
+                Ok(Verdict::Accepted) => self.waiting_bytes -= bytes,
+                Ok(verdict) => {
+                    if let Some(log) = self.log_mut(no) {
+                        log.waiting.push_front(waiting);
+                    }
+                    self.wait_for(now, no, verdict, out);
+                    return;
+                }
+                Err(error) => {
+                    self.waiting_bytes -= bytes;
+                    self.count_refusal(&error);
+                    let Waiting { request, .. } = waiting;
+                    let (token, partition) = (request.token, request.partition);
+                    out.events.push(StoreEvent::Appended { token, partition, result: Err(error) });
+                }
+            }
+        }
+    }
+
+    /// Refuses everything that waits on a log.
+    pub(crate) fn refuse_waiting(&mut self, no: LogNo, error: &AppendError, out: &mut Outbox) {
+        let Some(log) = self.log_mut(no) else { return };
+        let waiting = std::mem::take(&mut log.waiting);
+        for Waiting { request, .. } in waiting {
+            self.waiting_bytes -= request.batch.len() as u64;
+            self.count_refusal(error);
+            let (token, partition) = (request.token, request.partition);
+            out.events.push(StoreEvent::Appended { token, partition, result: Err(error.clone()) });
+        }
+    }
+
+    fn count_refusal(&mut self, error: &AppendError) {
+        match error {
+            AppendError::NoSpace => self.stats.no_space += 1,
+            AppendError::Busy => self.stats.busy += 1,
+            _ => {}
+        }
+    }
+
+    fn has_room(&self, bytes: u64) -> bool {
+        // The group's directory and padding are small beside the reserve.
+        self.commit.data_room() > bytes + self.cfg.frame_bytes as u64 && self.write_back.dirty < self.cfg.dirty_bytes
+    }
+
+    fn try_accept(&mut self, now: Now, no: LogNo, waiting: &Waiting, out: &mut Outbox) -> Result<Verdict, AppendError> {
+        let Waiting { request, header } = waiting;
+        let (token, partition) = (request.token, request.partition);
+        let len = request.batch.len() as u64;
+        let room = self.has_room(len);
+        let Some(log) = self.log_mut(no) else { return Err(AppendError::UnknownPartition(partition)) };
+        match log.producers.check(header) {
+            ProducerVerdict::Append => {}
+            ProducerVerdict::Duplicate { base, end } => {
+                self.stats.duplicates += 1;
+                let appended = Appended { base, end, duplicate: true, log_append_time: -1 };
+                out.events.push(StoreEvent::Appended { token, partition, result: Ok(appended) });
+                return Ok(Verdict::Accepted);
+            }
+            ProducerVerdict::OutOfOrder { expected } => {
+                return Err(AppendError::OutOfOrderSequence {
+                    producer_id: header.producer_id,
+                    found: header.base_sequence,
+                    expected,
+                });
+            }
+            ProducerVerdict::Fenced { current } => {
+                return Err(AppendError::InvalidProducerEpoch {
+                    producer_id: header.producer_id,
+                    found: header.producer_epoch,
+                    current,
+                });
+            }
+        }
+        if !room {
+            return Ok(Verdict::WaitForRoom);
+        }
+        if log.wants_roll(now, header, len) {
+            self.roll(now, no, out);
+        }
+        let Some(log) = self.log_mut(no) else { return Err(AppendError::UnknownPartition(partition)) };
+        let active = log.active();
+        if active.allocated < active.end().plus(len) || !matches!(active.file, FileState::Open(_)) {
+            if now.mono < log.place_retry_at {
+                return Err(AppendError::NoSpace);
+            }
+            return Ok(Verdict::WaitForPlace);
+        }
+        let appended = self.accept(now, no, request, header);
+        out.events.push(StoreEvent::Appended { token, partition, result: Ok(appended) });
+        self.allocate_ahead(no, out);
+        Ok(Verdict::Accepted)
+    }
+
+    /// Takes the batch into memory and into the group: from here on it is never withdrawn.
+    fn accept(&mut self, now: Now, no: LogNo, request: &AppendRequest, header: &BatchHeader) -> Appended {
+        let partition = request.partition;
+        let log = self.logs[no.0 as usize].as_deref_mut().expect("the caller found the log");
+        let base = log.log_end();
+        let time = match log.settings.timestamp_type {
+            TimestampType::CreateTime => None,
+            TimestampType::LogAppendTime => Some(now.wall_ms),
+        };
+        let stamped = stamped(&request.batch, base, request.epoch, time);
+        let header = BatchHeader::parse(&stamped.head).expect("the batch was validated and only stamped");
+        let segment = log.active_mut();
+        let pos = segment.end();
+        let memory = segment.tail.memory();
+        segment.tail.append_with(&stamped.head, stamped.rest.len());
+        segment.tail.append(&stamped.rest);
+        let end = segment.end();
+        let memory = segment.tail.memory() - memory;
+        segment.next = header.next_offset();
+        if segment.first_append_ms == 0 {
+            segment.first_append_ms = now.wall_ms.max(1);
+        }
+        segment.index_batch(partition, &header, pos, &[&stamped.head, &stamped.rest]);
+        let body = journal_body(&segment.tail, pos, end);
+        let segment_base = segment.base;
+        log.producers.record(&header, now.wall_ms);
+
+        let next = header.next_offset();
+        let record = Record::Append {
+            partition,
+            base,
+            next,
+            segment: segment_base,
+            pos,
+            len: (end.0 - pos.0) as u32,
+            body_at: 0,
+        };
+        let effect = Effect::Appended { log: no, segment: segment_base, pos: end, next };
+        self.write_back.memory += memory;
+        self.write_back.dirty += end.0 - pos.0;
+        self.stats.batches += 1;
+        self.stats.accepted_bytes += end.0 - pos.0;
+        self.commit.push(now, record, body, effect);
+        Appended { base, end: next, duplicate: false, log_append_time: time.unwrap_or(-1) }
+    }
+
+    // Driving.
+
+    /// Takes in the end of an operation.
+    pub fn handle(&mut self, now: Now, completion: Completion, out: &mut Outbox) {
+        let Some(pending) = self.ops.pending.remove(&completion.op) else { return };
+        let result = completion.result;
+        match pending {
+            Pending::Journal => self.journal_done(now, completion.op, result, out),
+            Pending::MakeDir { log } => self.directory_made(now, log, result, out),
+            Pending::OpenSegment { log, base, file } => self.segment_opened(now, log, base, file, result, out),
+            Pending::Allocate { log, base, to } => self.allocated(now, log, base, to, result, out),
+            Pending::WriteBack { log, base, end, bytes } => {
+                self.write_back_done(now, log, base, end, bytes, result, out);
+            }
+            Pending::CutFile { log, base } => self.file_cut(now, log, base, result, out),
+            Pending::Small { file } => self.small_step(now, file, result, out),
+            Pending::Close { file } => self.ops.free_file(file),
+            Pending::Checkpoint => self.checkpoint_step(now, completion.op, result, out),
+            Pending::List { log } => self.listed(now, log, result, out),
+            Pending::IndexLoad { log, base, file } => self.index_step(now, log, base, file, result, out),
+            Pending::Read { read } => self.read_done(now, read, result, out),
+            Pending::Delete { job } => self.deletion_step(now, job, result, out),
+        }
+    }
+
+    fn journal_done(&mut self, now: Now, op: OpId, result: Result<Done, DiskError>, out: &mut Outbox) {
+        let mut effects = std::mem::take(&mut self.effects);
+        self.commit.completed(now, op, result.is_ok(), &mut effects);
+        if result.is_err() {
+            self.fence_shard(FenceReason::JournalFailed, out);
+        }
+        for effect in effects.drain(..) {
+            self.apply(now, effect, out);
+        }
+        self.effects = effects;
+    }
+
+    fn apply(&mut self, now: Now, effect: Effect, out: &mut Outbox) {
+        match effect {
+            Effect::Appended { log, segment, pos, next } => self.became_durable(log, segment, pos, next, out),
+            Effect::Command { log, token } => {
+                if let Some(partition) = self.log(log).map(|l| l.id) {
+                    out.events.push(StoreEvent::Done { token, partition, result: Ok(()) });
+                }
+            }
+            Effect::LogStart { log, token } => self.log_start_durable(now, log, token, out),
+            Effect::Truncated { log } => self.truncate_durable(now, log, out),
+            Effect::Dropped { log, token } => self.drop_durable(now, log, token, out),
+            Effect::None => {}
+        }
+    }
+
+    fn became_durable(&mut self, no: LogNo, segment: Offset, pos: Pos, next: Offset, out: &mut Outbox) {
+        let Some(log) = self.log_mut(no) else { return };
+        let partition = log.id;
+        log.durable_end = log.durable_end.max(next);
+        let end = log.durable_end;
+        if let Some(segment) = log.segment_mut(segment) {
+            segment.durable = segment.durable.max(pos);
+        }
+        match out.events.last_mut() {
+            Some(StoreEvent::Durable { partition: last, end: moved }) if *last == partition => *moved = end,
+            _ => out.events.push(StoreEvent::Durable { partition, end }),
+        }
+        self.queue_write_back(no);
+    }
+
+    /// To be called once per loop turn, after all events: issues the next journal frames, write-back, and a slice of a
+    /// checkpoint.
+    pub fn turn_end(&mut self, now: Now, out: &mut Outbox) {
+        self.drain_admission(now, out);
+        if self.fenced.is_none() {
+            let ops = &mut self.ops;
+            self.commit.issue(now, &mut || ops.id(Pending::Journal), &mut out.ops);
+        }
+        self.pump_write_back(now, out);
+        self.pump_checkpoint(now, out);
+        self.pump_deletions(now, out);
+    }
+
+    fn drain_admission(&mut self, now: Now, out: &mut Outbox) {
+        for _ in 0..self.admission.len() {
+            if !self.has_room(0) {
+                return;
+            }
+            let Some(no) = self.admission.pop_front() else { return };
+            if let Some(log) = self.log_mut(no) {
+                log.awaits_room = false;
+                self.drain_waiting(now, no, out);
+            }
+        }
+    }
+
+    /// To be called when [`Store::next_wake`] has passed: retention and whatever waits for time.
+    pub fn tick(&mut self, now: Now, out: &mut Outbox) {
+        self.run_retention(now, out);
+        self.retry_places(now, out);
+    }
+
+    /// Mono time (ns) at which `tick` and `turn_end` should be called although nothing happened.
+    #[must_use]
+    pub fn next_wake(&self) -> Option<u64> {
+        let wakes = [self.commit.next_wake(), self.retention.next_wake(), self.deletions.next_wake()];
+        wakes.into_iter().flatten().min()
+    }
+
+    /// Begins a clean stop: nothing more is accepted; what is accepted becomes durable.
+    pub fn begin_stop(&mut self) {
+        self.stopping = true;
+    }
+
+    /// Whether everything accepted is durable and nothing that matters is in flight.
+    #[must_use]
+    pub fn is_stopped(&self) -> bool {
+        self.stopping
+            && (self.fenced.is_some() || (self.commit.is_idle() && self.commit.next_wake().is_none()))
+            && self.write_back.in_flight == 0
+    }
+
+    /// Fences the whole shard, in the step that saw the failure.
+    pub(crate) fn fence_shard(&mut self, reason: FenceReason, out: &mut Outbox) {
+        if self.fenced.is_some() {
+            return;
+        }
+        self.fenced = Some(reason);
+        for no in 0..self.logs.len() {
+            self.refuse_waiting(LogNo(no as u32), &AppendError::Fenced(reason), out);
+        }
+        out.events.push(StoreEvent::ShardFenced { reason });
+    }
+
+    /// Fences one partition.
+    pub(crate) fn fence_partition(&mut self, no: LogNo, reason: FenceReason, out: &mut Outbox) {
+        let Some(log) = self.log_mut(no) else { return };
+        if log.fenced.is_some() {
+            return;
+        }
+        log.fenced = Some(reason);
+        let partition = log.id;
+        self.refuse_waiting(no, &AppendError::Fenced(reason), out);
+        out.events.push(StoreEvent::PartitionFenced { partition, reason });
+    }
+}
+
+/// Whether an append was taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Verdict {
+    Accepted,
+    WaitForPlace,
+    WaitForRoom,
+}
+
+/// An append that waits, with its checked header.
+#[derive(Debug)]
+pub(crate) struct Waiting {
+    pub(crate) request: AppendRequest,
+    pub(crate) header: BatchHeader,
+}
+
+/// A batch with its offset, epoch and time set: the head is a copy, the rest the producer's bytes unless the time
+/// had to be stamped (which changes the checksum's input).
+struct Stamped {
+    head: [u8; batch::HEADER_BYTES],
+    rest: BufSlice,
+}
+
+fn stamped(bytes: &BufSlice, base: Offset, epoch: LeaderEpoch, time: Option<i64>) -> Stamped {
+    let mut head = [0; batch::HEADER_BYTES];
+    let rest = bytes.slice(batch::HEADER_BYTES..bytes.len());
+    if time.is_some() {
+        let mut whole = bytes.to_vec();
+        batch::stamp(&mut whole, base, epoch, time);
+        head.copy_from_slice(&whole[..batch::HEADER_BYTES]);
+    } else {
+        head.copy_from_slice(&bytes[..batch::HEADER_BYTES]);
+        batch::stamp(&mut head, base, epoch, None);
+    }
+    Stamped { head, rest }
+}
+
+/// Batches of at least this size go to the journal straight from the tail's blocks; smaller ones are copied.
+const BLOCK_BODY_BYTES: u64 = 32 << 10;
+
+/// The journal's view of the bytes `from..to` of a tail.
+fn journal_body(tail: &Tail, from: Pos, to: Pos) -> Body {
+    if to.0 - from.0 < BLOCK_BODY_BYTES {
+        return Body::Inline(tail.slices(from, to));
+    }
+    let first = from.floor(BLOCK as u64);
+    let whole = to.floor(BLOCK as u64);
+    let mut slices = tail.slices(first, whole);
+    // The last block still grows: the frame gets a copy of it.
+    slices.extend(tail.partial_block());
+    Body::Blocks { slices, lead: (from.0 - first.0) as u32 }
+}
+
+fn answer(token: u64, partition: PartitionId, result: Result<(), CommandError>, out: &mut Outbox) {
+    if let Err(error) = result {
+        out.events.push(StoreEvent::Done { token, partition, result: Err(error) });
+    }
+}

@@ -1,1 +1,253 @@
-//! Write-back of durable bytes from memory to segments.
+//! Write-back of durable bytes from memory to segments, sealing, and the memory that bytes may keep.
+//!
+//! Invariants: only durable bytes are written, in whole blocks, each once (the last block of a sealing segment padded
+//! with zeros, its file then cut to the exact end); a failed write fences the partition in the same step and is never
+//! retried, except that a full disk is waited out, since the same bytes are then written again from memory.
+
+use std::collections::VecDeque;
+
+use crate::error::FenceReason;
+use crate::io::{DiskError, DiskOp, Done, FileClass};
+use crate::limits::BLOCK;
+use crate::log::LogNo;
+use crate::segment::{FileState, SegmentState};
+use crate::small::SmallKind;
+use crate::store::{Outbox, Pending, Store};
+use crate::types::{Now, Offset, Pos};
+
+/// Largest single write-back.
+const PIECE: u64 = 1 << 20;
+/// Write-backs of one segment in flight at once.
+const PER_SEGMENT: usize = 4;
+
+/// Write-back state of a shard.
+#[derive(Debug, Default)]
+pub(crate) struct WriteBack {
+    /// Logs with something worth writing.
+    queue: VecDeque<LogNo>,
+    /// Logs whose placing failed with bytes already accepted.
+    pub(crate) retry: Vec<LogNo>,
+    /// Operations in flight.
+    pub(crate) in_flight: usize,
+    /// Accepted bytes not yet in segments.
+    pub(crate) dirty: u64,
+    /// Bytes of tails in memory.
+    pub(crate) memory: u64,
+    /// Written runs that may leave memory, oldest first.
+    cache: VecDeque<(LogNo, Offset, Pos)>,
+}
+
+impl Store {
+    /// Queues a log for write-back when it has something worth writing.
+    pub(crate) fn queue_write_back(&mut self, no: LogNo) {
+        let least = self.cfg.write_back_bytes;
+        let Some(log) = self.log_mut(no) else { return };
+        if log.queued || log.fenced.is_some() || log.is_dropping() {
+            return;
+        }
+        let pinned = log.pinned;
+        let worth = log.segments.iter().rev().any(|segment| match segment.state() {
+            SegmentState::Active => {
+                let ready = segment.writable_end().0.saturating_sub(segment.submitted.0);
+                ready >= least || (pinned && ready > 0)
+            }
+            SegmentState::Sealing => segment.writable_end() > segment.submitted,
+            SegmentState::Sealed => false,
+        });
+        if worth {
+            log.queued = true;
+            self.write_back.queue.push_back(no);
+        }
+    }
+
+    /// Issues write-backs while there is room in flight.
+    pub(crate) fn pump_write_back(&mut self, now: Now, out: &mut Outbox) {
+        if self.fenced.is_some() {
+            return;
+        }
+        while self.write_back.in_flight < self.cfg.write_back_depth {
+            let Some(no) = self.write_back.queue.pop_front() else { break };
+            if let Some(log) = self.log_mut(no) {
+                log.queued = false;
+            }
+            self.write_back_log(now, no, out);
+        }
+        self.evict();
+    }
+
+    fn write_back_log(&mut self, now: Now, no: LogNo, out: &mut Outbox) {
+        let Some(log) = self.log(no) else { return };
+        if log.fenced.is_some() || log.is_dropping() {
+            return;
+        }
+        let open: Vec<Offset> = log
+            .segments
+            .iter()
+            .rev()
+            .take_while(|s| s.state() != SegmentState::Sealed)
+            .filter(|s| s.writable_end() > s.submitted)
+            .map(|s| s.base)
+            .collect();
+        for base in open.into_iter().rev() {
+            self.write_back_segment(now, no, base, out);
+        }
+    }
+
+    fn write_back_segment(&mut self, now: Now, no: LogNo, base: Offset, out: &mut Outbox) {
+        loop {
+            let Some(segment) = self.log_mut(no).and_then(|log| log.segment_mut(base)) else { return };
+            let end = segment.writable_end();
+            if segment.submitted >= end || segment.in_flight.len() >= PER_SEGMENT {
+                return;
+            }
+            let FileState::Open(file) = segment.file else {
+                self.advance_place(now, no, base, out);
+                return;
+            };
+            if segment.allocated < end {
+                self.advance_place(now, no, base, out);
+                return;
+            }
+            let from = segment.submitted;
+            let to = end.min(from.plus(PIECE));
+            let bufs = segment.write_buffers(from, to);
+            segment.submitted = to;
+            segment.in_flight.push_back((to, false));
+            let bytes = to.0 - from.0;
+            let op = self.ops.id(Pending::WriteBack { log: no, base, end: to, bytes });
+            self.write_back.in_flight += 1;
+            out.ops.push((op, DiskOp::Write { file, pos: from.0, bufs }));
+        }
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    pub(crate) fn write_back_done(
+        &mut self,
+        now: Now,
+        no: LogNo,
+        base: Offset,
+        end: Pos,
+        bytes: u64,
+        result: Result<Done, DiskError>,
+        out: &mut Outbox,
+    ) {
+        self.write_back.in_flight -= 1;
+        let segment = self.log_mut(no).and_then(|log| log.segment_mut(base));
+        let Some(segment) = segment else { return };
+        match result {
+            Ok(_) => {
+                let before = segment.written.min(segment.end());
+                segment.write_completed(end);
+                let written = segment.written.min(segment.end());
+                self.write_back.dirty = self.write_back.dirty.saturating_sub(written.0 - before.0);
+                self.write_back.cache.push_back((no, base, written));
+                self.stats.written_back_bytes += bytes;
+                self.stats.write_backs += 1;
+                self.segment_written(now, no, base, out);
+            }
+            Err(DiskError::NoSpace) => {
+                // The bytes are in memory and in the journal: they are written again when there is space.
+                segment.in_flight.clear();
+                segment.submitted = segment.written;
+                self.place_failed(now, no, DiskError::NoSpace, out);
+            }
+            Err(_) => self.fence_partition(no, FenceReason::SegmentFailed, out),
+        }
+        self.truncate_may_go_on(now, no, out);
+        self.queue_write_back(no);
+    }
+
+    /// Write-back of a segment moved on: seal it, write what follows its bytes, release a waiting checkpoint.
+    fn segment_written(&mut self, now: Now, no: LogNo, base: Offset, out: &mut Outbox) {
+        self.write_epochs(no, out);
+        self.write_index_blocks(no, base, out);
+        let Some(segment) = self.log_mut(no).and_then(|log| log.segment_mut(base)) else { return };
+        let done = segment.state() == SegmentState::Sealing
+            && segment.durable == segment.end()
+            && segment.written >= segment.end();
+        if done && let FileState::Open(file) = segment.file {
+            let len = segment.end().0;
+            let op = self.ops.id(Pending::CutFile { log: no, base });
+            out.ops.push((op, DiskOp::Resize { file, len }));
+        }
+        self.unpin(now, no, out);
+    }
+
+    pub(crate) fn file_cut(&mut self, now: Now, no: LogNo, base: Offset, result: Result<Done, DiskError>, out: &mut Outbox) {
+        let segment = self.log_mut(no).and_then(|log| log.segment_mut(base));
+        let Some(segment) = segment.filter(|s| s.state() == SegmentState::Sealing) else { return };
+        if result.is_err() {
+            self.fence_partition(no, FenceReason::SegmentFailed, out);
+            return;
+        }
+        segment.set_state(SegmentState::Sealed);
+        self.write_seal(no, base, out);
+        self.checkpoint.sealed.push((no, base));
+        self.unpin(now, no, out);
+        self.truncate_may_go_on(now, no, out);
+    }
+
+    /// Closes the active segment for appends and opens the next one in memory; its files follow before the first append.
+    pub(crate) fn roll(&mut self, now: Now, no: LogNo, out: &mut Outbox) {
+        let Some(log) = self.log_mut(no) else { return };
+        let id = log.id;
+        let next = log.log_end();
+        if next == log.active().base {
+            return;
+        }
+        let producers = log.producers.encode(id, next);
+        let path = log.path(next, "producers");
+        let base = log.active().base;
+        log.active_mut().set_state(SegmentState::Sealing);
+        log.push_segment(next);
+        let empty = log.producers.is_empty();
+        if !empty {
+            self.write_small(no, SmallKind::Producers, FileClass::Epochs, path, 0, &producers, true, out);
+        }
+        // A segment whose last whole block was already written needs no more than its cut.
+        self.segment_written(now, no, base, out);
+        self.queue_write_back(no);
+    }
+
+    fn write_epochs(&mut self, no: LogNo, out: &mut Outbox) {
+        let Some(log) = self.log_mut(no) else { return };
+        if !log.epochs_dirty || log.dir != crate::log::DirState::Made {
+            return;
+        }
+        let bytes = log.epochs.encode_checkpoint(log.id);
+        let path = format!("{}/leader-epoch-checkpoint", log.dir());
+        if self.small.is_writing(no, SmallKind::Epochs) {
+            return;
+        }
+        if let Some(log) = self.log_mut(no) {
+            log.epochs_dirty = false;
+        }
+        self.write_small(no, SmallKind::Epochs, FileClass::Epochs, path, 0, &bytes, true, out);
+    }
+
+    /// Lets bytes leave memory that are in their segments, oldest first, while the budget is exceeded.
+    fn evict(&mut self) {
+        // Half of the budget is kept for bytes that are not written yet.
+        let limit = self.cfg.memory_bytes / 2;
+        while self.write_back.memory > limit.max(self.write_back.dirty.saturating_add(limit / 4)) {
+            let Some((no, base, pos)) = self.write_back.cache.pop_front() else { return };
+            let floor = pos.floor(BLOCK as u64);
+            let Some(segment) = self.log_mut(no).and_then(|log| log.segment_mut(base)) else { continue };
+            let freed = segment.tail.evict(floor) + segment.tail.shrink(floor);
+            self.write_back.memory = self.write_back.memory.saturating_sub(freed);
+        }
+        self.bound_cache();
+    }
+
+    /// The list of written runs must not outgrow what it describes.
+    fn bound_cache(&mut self) {
+        const MAX_RUNS: usize = 1 << 16;
+        while self.write_back.cache.len() > MAX_RUNS {
+            let Some((no, base, pos)) = self.write_back.cache.pop_front() else { return };
+            let floor = pos.floor(BLOCK as u64);
+            let Some(segment) = self.log_mut(no).and_then(|log| log.segment_mut(base)) else { continue };
+            let freed = segment.tail.evict(floor) + segment.tail.shrink(floor);
+            self.write_back.memory = self.write_back.memory.saturating_sub(freed);
+        }
+    }
+}
