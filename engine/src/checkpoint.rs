@@ -7,7 +7,7 @@
 
 use crate::error::FenceReason;
 use crate::io::buf::AppendBuf;
-use crate::io::{DiskError, DiskOp, Done, FileId, OpId};
+use crate::io::{DiskError, DiskOp, Done, FileId};
 use crate::limits::BLOCK;
 use crate::log::LogNo;
 use crate::segment::FileState;
@@ -116,6 +116,11 @@ impl Checkpointer {
         self.phase = phase;
     }
 
+    /// One partition fewer to wait for.
+    pub(crate) fn release_pin(&mut self) {
+        self.pinned -= 1;
+    }
+
     /// Where it stands.
     #[must_use]
     pub fn phase(&self) -> Phase {
@@ -197,11 +202,9 @@ impl Store {
 
     fn capture_log(&mut self, no: LogNo, applied: Lsn) {
         let Some(log) = self.logs[no.0 as usize].as_deref_mut() else { return };
-        if log.is_dropping() {
-            // Its Drop record may not be durable yet: replay from this snapshot must still know the partition.
-            if log.is_dropped() {
-                return;
-            }
+        if log.is_dropping() && self.commit.is_issued(log.drop_seq) {
+            // The snapshot counts only when that frame is durable. A Drop that is not in a frame yet will be replayed.
+            return;
         }
         encode_entry(log, applied, &mut self.checkpoint.body);
         self.checkpoint.count += 1;
@@ -218,7 +221,7 @@ impl Store {
             && log.pin_satisfied()
         {
             log.pin = None;
-            self.checkpoint.pinned -= 1;
+            self.checkpoint.release_pin();
         }
     }
 
@@ -230,7 +233,7 @@ impl Store {
     }
 
     /// Takes in the end of a checkpoint operation.
-    pub(crate) fn checkpoint_step(&mut self, now: Now, _op: OpId, result: Result<Done, DiskError>, out: &mut Outbox) {
+    pub(crate) fn checkpoint_step(&mut self, now: Now, result: Result<Done, DiskError>, out: &mut Outbox) {
         self.checkpoint.outstanding = self.checkpoint.outstanding.saturating_sub(1);
         match (self.checkpoint.phase, result) {
             (Phase::Syncing, Ok(_)) => {
@@ -239,7 +242,7 @@ impl Store {
                 self.write_snapshot(out);
             }
             (Phase::Writing, Ok(_)) => self.write_snapshot(out),
-            (Phase::Closing, Ok(_)) => self.checkpoint_completed(out),
+            (Phase::Closing, Ok(_)) => self.checkpoint_completed(),
             (Phase::Writing, Err(DiskError::NoSpace)) => self.abandon_checkpoint(now),
             // A failed sync may have lost anything written since the last one: the journal still has it all, so the
             // shard stops here and the next start replays it (D1: never retried).
@@ -343,7 +346,7 @@ impl Store {
         out.ops.push((op, DiskOp::Write { file, pos: 0, bufs: vec![header.encode()] }));
     }
 
-    fn checkpoint_completed(&mut self, _out: &mut Outbox) {
+    fn checkpoint_completed(&mut self) {
         let checkpoint = &mut self.checkpoint;
         let older = checkpoint.newer_lsn;
         checkpoint.newer = 1 - checkpoint.newer;

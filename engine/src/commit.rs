@@ -35,7 +35,7 @@ pub enum Effect {
     /// The cut may now be carried out on the files.
     Truncated { log: LogNo },
     /// The partition's files may now be set aside.
-    Dropped { log: LogNo, token: u64 },
+    Dropped { log: LogNo },
     /// Nothing.
     None,
 }
@@ -130,6 +130,9 @@ pub struct Commit {
     /// Older valid checkpoint, for the header of a reused file.
     checkpoint_lsn: Lsn,
     failed: bool,
+    /// Records taken into the group, and issued in frames, since the start.
+    taken: u64,
+    issued: u64,
     /// Figures.
     pub stats: CommitStats,
     /// Latencies (ns) of journal writes completed since the owner last took them.
@@ -160,6 +163,8 @@ impl Commit {
             last_change: 0,
             checkpoint_lsn,
             failed: false,
+            taken: 0,
+            issued: 0,
             stats: CommitStats::default(),
             latencies: Vec::new(),
         }
@@ -234,6 +239,19 @@ impl Commit {
         }
         self.group_bytes += record.dir_bytes() + body.bytes();
         self.group.push_back((record, body, effect));
+        self.taken += 1;
+    }
+
+    /// Number of records taken so far: names the last one.
+    #[must_use]
+    pub fn taken(&self) -> u64 {
+        self.taken
+    }
+
+    /// Whether the record named `seq` is in a frame that was issued.
+    #[must_use]
+    pub fn is_issued(&self, seq: u64) -> bool {
+        self.issued >= seq
     }
 
     /// Issues what should go now. `new_op` gives ids for the writes.
@@ -332,6 +350,7 @@ impl Commit {
             durable_lsn: self.durable,
             prev_lsn: self.prev_lsn,
         };
+        self.issued += records.iter().filter(|(record, _)| *record != Record::Mark).count() as u64;
         let payload: usize = records.iter().map(|(_, body)| body.bytes()).sum();
         let (bufs, directory) = encode_frame(stamp, &mut records, &self.prev_dir, self.grain);
         self.prev_dir = directory;

@@ -31,6 +31,10 @@ pub enum FenceReason {
     /// A segment write, sync or rename of this partition failed.
     #[error("a segment write of this partition failed")]
     SegmentFailed,
+    /// A sync of the file system failed: what was written since the last one may be lost. The journal has it all, and
+    /// the next start replays it.
+    #[error("a sync failed; restart the broker to replay the journal")]
+    SyncFailed,
     /// Recovery found damage below the promised durable end.
     #[error("recovery found damaged bytes below the durable end")]
     Damaged,

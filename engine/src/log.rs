@@ -6,12 +6,15 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
+use crate::batch::BatchHeader;
 use crate::epochs::EpochTable;
 use crate::error::FenceReason;
 use crate::producers::ProducerTable;
-use crate::segment::{Segment, SegmentState};
-use crate::store::{AppendRequest, LogSettings, PartitionView};
-use crate::types::{LeaderEpoch, Offset, PartitionId, Pos};
+use crate::index::SegmentKey;
+use crate::segment::{FileState, Segment, SegmentState};
+use crate::snapshot::Entry;
+use crate::store::{LogSettings, PartitionView, Waiting};
+use crate::types::{LeaderEpoch, Now, Offset, PartitionId, Pos};
 
 /// Number of a log within its store; never reused within a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -84,13 +87,23 @@ pub struct Log {
     pub fenced: Option<FenceReason>,
     pub damage: Vec<Damage>,
     pub dir: DirState,
+    /// Files of it are known to be on disk: a missing directory is damage.
+    pub expects_dir: bool,
     pub state: LogState,
     /// Appends that wait for a place, for room, or for the end of another step; in order.
-    pub waiting: VecDeque<AppendRequest>,
+    pub(crate) waiting: VecDeque<Waiting>,
+    /// In the store's queue for room.
+    pub awaits_room: bool,
     /// In the write-back queue.
     pub queued: bool,
-    /// A running checkpoint waits for this log's write-back.
-    pub pinned: bool,
+    /// A running checkpoint waits until the segments below this one are sealed and it is written up to here.
+    pub pin: Option<(Offset, Pos)>,
+    /// The drop's record is durable.
+    pub dropped: bool,
+    /// How many records the group commit had taken when the drop's record was handed to it.
+    pub drop_seq: u64,
+    /// A cut took batches of a producer of which nothing older is remembered.
+    pub producers_stale: bool,
     /// Mono time before which a refused allocation is not tried again.
     pub place_retry_at: u64,
     /// Bytes of the next allocation.
@@ -118,10 +131,15 @@ impl Log {
             fenced: None,
             damage: Vec::new(),
             dir: DirState::Unknown,
+            expects_dir: false,
             state: LogState::Open,
             waiting: VecDeque::new(),
+            awaits_room: false,
             queued: false,
-            pinned: false,
+            pin: None,
+            dropped: false,
+            drop_seq: 0,
+            producers_stale: false,
             place_retry_at: 0,
             place_step: 64 << 10,
         }
@@ -147,7 +165,7 @@ impl Log {
     /// Current leader epoch; 0 before the first.
     #[must_use]
     pub fn epoch(&self) -> LeaderEpoch {
-        self.epochs.latest().unwrap_or_default()
+        self.epochs.last().map(|entry| entry.epoch).unwrap_or_default()
     }
 
     /// What the owner may know.
@@ -186,10 +204,114 @@ impl Log {
         self.segments.iter().rev().take_while(|s| s.state() != SegmentState::Sealed).all(Segment::is_written)
     }
 
-    /// Whether any write-back of its segments is in flight.
+    /// Whether a write-back or an allocation of its segments is in flight.
     #[must_use]
     pub fn is_writing(&self) -> bool {
         self.segments.iter().any(|s| !s.in_flight.is_empty() || s.allocating.is_some())
+    }
+
+    /// Whether a segment is between its last append and its exact length on disk.
+    #[must_use]
+    pub fn is_sealing(&self) -> bool {
+        self.segments.iter().any(|s| s.state() == SegmentState::Sealing)
+    }
+
+    /// Whether an operation on its files is in flight that must end before they are set aside.
+    #[must_use]
+    pub fn is_busy_on_disk(&self) -> bool {
+        let busy = |s: &Segment| s.file == FileState::Opening || s.readers > 0 || s.cutting || s.is_loading();
+        self.is_writing() || self.dir == DirState::Making || self.segments.iter().any(busy)
+    }
+
+    /// Whether it is on its way out.
+    #[must_use]
+    pub fn is_dropping(&self) -> bool {
+        matches!(self.state, LogState::Dropping { .. })
+    }
+
+    /// Whether what a checkpoint captured is written.
+    #[must_use]
+    pub fn pin_satisfied(&self) -> bool {
+        let Some((base, pos)) = self.pin else { return false };
+        let behind = |s: &Segment| match s.state() {
+            SegmentState::Sealed => false,
+            SegmentState::Sealing => true,
+            SegmentState::Active => s.base < base || (s.base == base && s.written < pos),
+        };
+        // A cut may have removed what was captured: what is left counts.
+        self.fenced.is_some() || !self.segments.iter().rev().filter(|s| s.base <= base).any(behind)
+    }
+
+    /// Bytes accepted and not yet in files.
+    #[must_use]
+    pub fn dirty(&self) -> u64 {
+        self.segments.iter().map(Segment::dirty).sum()
+    }
+
+    /// Bytes of memory that its tails hold.
+    #[must_use]
+    pub fn memory(&self) -> u64 {
+        self.segments.iter().map(|s| s.tail.memory()).sum()
+    }
+
+    /// Whether the active segment must be closed before a batch of `len` bytes.
+    #[must_use]
+    pub fn wants_roll(&self, now: Now, header: &BatchHeader, len: u64) -> bool {
+        let active = self.active();
+        if active.next == active.base {
+            return false;
+        }
+        let end = active.end().plus(len);
+        let next = active.next.plus(header.next_offset().0 - header.base_offset.0);
+        let key = SegmentKey { partition: self.id, base: active.base };
+        let age = now.wall_ms.saturating_sub(active.first_append_ms);
+        let old = active.first_append_ms > 0 && u64::try_from(age).is_ok_and(|age| age >= self.settings.segment_ms);
+        end.0 > self.settings.segment_bytes || !key.fits(end, next) || old
+    }
+
+    /// Whether every record of the active segment is past `retention.ms`.
+    #[must_use]
+    pub fn active_expired(&self, wall_ms: i64) -> bool {
+        let active = self.active();
+        let Some(keep) = self.settings.retention_ms.filter(|_| active.next > active.base) else { return false };
+        let Some(newest) = active.max_timestamp() else { return false };
+        let age = wall_ms.saturating_sub(newest.min(wall_ms));
+        u64::try_from(age).is_ok_and(|age| age > keep)
+    }
+
+    /// Adds a new active segment that begins at `base`.
+    pub fn push_segment(&mut self, base: Offset) {
+        self.segments.push_back(Segment::empty(self.id, base));
+    }
+
+    /// A log as a snapshot tells it.
+    #[must_use]
+    pub fn restored(entry: &Entry) -> Log {
+        let (epochs, producers) = (entry.epochs.clone(), entry.producers.clone());
+        let mut log = Log::new(entry.id, "", LogSettings::default(), epochs, producers);
+        log.segments = entry
+            .segments
+            .iter()
+            .map(|s| Segment::resumed(entry.id, s.base, s.next, s.end, &s.tail))
+            .collect();
+        let last = log.segments.len() - 1;
+        log.segments.iter_mut().take(last).for_each(|s| s.set_state(SegmentState::Sealing));
+        log.log_start = entry.log_start;
+        log.high_watermark = entry.high_watermark;
+        log.durable_end = log.log_end();
+        log.oldest = entry.oldest;
+        log.damage = entry.damage.clone();
+        log.listing = if log.oldest < log.segments[0].base { Listing::Unknown } else { Listing::Known };
+        log.expects_dir = log.listing == Listing::Unknown || log.segments.iter().any(|s| s.written > Pos(0));
+        log
+    }
+
+    /// Raises the log start in memory.
+    pub fn raise_start(&mut self, start: Offset) {
+        self.log_start = self.log_start.max(start.min(self.log_end()));
+        self.high_watermark = self.high_watermark.max(self.log_start);
+        self.epochs.truncate_from_start(self.log_start);
+        self.epochs_dirty = true;
     }
 
     /// The damaged range that contains `offset`.
@@ -211,11 +333,11 @@ impl Log {
     }
 
     /// Applies a replayed or decided cut to memory. `pos` is the byte of `offset` in the segment at `segment`;
-    /// `prefix` holds the bytes of its block before it. Segments above are forgotten; returns their bases.
-    pub fn cut(&mut self, offset: Offset, segment: Offset, pos: Pos, prefix: &[u8]) -> Vec<Offset> {
+    /// `prefix` holds the bytes of its block before it. Segments above are forgotten; returns them.
+    pub fn cut(&mut self, offset: Offset, segment: Offset, pos: Pos, prefix: &[u8]) -> Vec<Segment> {
         let mut gone = Vec::new();
         while self.segments.back().is_some_and(|s| s.base > segment) {
-            gone.extend(self.segments.pop_back().map(|s| s.base));
+            gone.extend(self.segments.pop_back());
         }
         match self.segments.back_mut().filter(|s| s.base == segment) {
             Some(last) => last.reopen(self.id, pos, offset, prefix),

@@ -78,12 +78,7 @@ impl Store {
         let Some(log) = self.log_mut(no) else { return };
         match result {
             Ok(_) => {
-                let meta = PartitionMeta {
-                    topic_name: log.name.to_string(),
-                    topic_id: log.id.topic,
-                    partition: log.id.index,
-                    node_id: node,
-                };
+                let meta = PartitionMeta { topic_name: log.name.to_string(), partition: log.id, node_id: node };
                 let path = format!("{}/partition.meta", log.dir());
                 self.write_small(no, SmallKind::PartitionMeta, FileClass::Meta, path, 0, &meta.encode(), true, out);
             }
@@ -158,7 +153,7 @@ impl Store {
     }
 
     fn segment_open_failed(&mut self, now: Now, no: LogNo, base: Offset, error: DiskError, out: &mut Outbox) {
-        self.reads_of_segment_failed(no, base, error, out);
+        self.reads_of_segment_failed(now, no, base, error, out);
         if error == DiskError::NotFound {
             self.fence_partition(no, FenceReason::FilesMissing, out);
         } else {
@@ -205,7 +200,9 @@ impl Store {
     fn file_became_ready(&mut self, now: Now, no: LogNo, base: Offset, out: &mut Outbox) {
         self.queue_write_back(no);
         self.drain_waiting(now, no, out);
+        self.resume_load(now, no, base, out);
         self.resume_reads(now, no, base, out);
+        self.drop_may_go_on(now, no, out);
     }
 
     /// Placing failed: what waits to be appended is refused, what is already accepted waits for another try.
@@ -219,6 +216,7 @@ impl Store {
         };
         self.refuse_waiting(no, &refusal, out);
         self.write_back.retry.push(no);
+        self.drop_may_go_on(now, no, out);
     }
 
     /// Tries again what is accepted but could not be placed.

@@ -7,7 +7,7 @@
 
 use std::collections::HashMap;
 
-use crate::batch::{self, BatchHeader, HEADER_BYTES};
+use crate::batch::{self, HEADER_BYTES};
 use crate::error::ReadError;
 use crate::io::buf::{AppendBuf, BufSlice};
 use crate::io::{DirEntry, DiskError, DiskOp, Done};
@@ -507,7 +507,7 @@ fn adopt_segments(log: &mut Log, names: &[DirEntry]) -> Vec<String> {
     found.sort_unstable();
     let mut next = first_known;
     for (base, len) in found.into_iter().rev() {
-        log.segments.push_front(Segment::sealed(log.id, base, next, len));
+        log.segments.push_front(Segment::sealed(base, next, len));
         next = base;
     }
     let known = |base: Offset| log.segments.iter().any(|s| s.base == base);

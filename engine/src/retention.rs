@@ -5,7 +5,6 @@
 
 use crate::commit::Effect;
 use crate::error::ReadError;
-use crate::io::DiskError;
 use crate::journal::{Body, Record};
 use crate::log::{Listing, Log, LogNo, LogState};
 use crate::segment::{FileState, Segment, SegmentState};
@@ -63,7 +62,7 @@ impl Store {
             return;
         }
         if log.active_expired(now.wall_ms) && self.log(no).is_some_and(|log| log.high_watermark == log.log_end()) {
-            self.roll(now, no, out);
+            self.roll(no, out);
         }
         let start = match self.retention_start(now, no) {
             Ok(start) => start,
@@ -112,9 +111,7 @@ impl Store {
     /// Raises the log start in memory and in the journal; files follow when the record is durable.
     pub(crate) fn raise_log_start(&mut self, now: Now, no: LogNo, start: Offset, token: Option<u64>) {
         let Some(log) = self.log_mut(no) else { return };
-        log.log_start = start;
-        log.epochs.truncate_from_start(start);
-        log.epochs_dirty = true;
+        log.raise_start(start);
         let record = Record::LogStart { partition: log.id, offset: start };
         self.commit.push(now, record, Body::None, Effect::LogStart { log: no, token });
     }
@@ -126,11 +123,11 @@ impl Store {
         if let Some(token) = token {
             out.events.push(StoreEvent::Done { token, partition, result: Ok(()) });
         }
-        self.set_aside_below(no, out);
+        self.set_aside_below(now, no, out);
     }
 
     /// Sets the files of segments aside that lie wholly below the log start.
-    pub(crate) fn set_aside_below(&mut self, no: LogNo, out: &mut Outbox) {
+    pub(crate) fn set_aside_below(&mut self, now: Now, no: LogNo, out: &mut Outbox) {
         loop {
             let Some(log) = self.log_mut(no) else { return };
             let start = log.log_start;
@@ -144,7 +141,7 @@ impl Store {
             let Some(segment) = log.segments.pop_front() else { return };
             log.oldest = segment.next;
             self.write_back.memory = self.write_back.memory.saturating_sub(segment.tail.memory());
-            self.reads_of_segment_failed(no, segment.base, DiskError::NotFound, out);
+            self.reads_were_cut(now, no, out);
             if let FileState::Open(file) = segment.file {
                 self.close_file(file, out);
             }
@@ -181,22 +178,22 @@ impl Store {
     }
 
     /// The drop is durable: the partition's directory is set aside as soon as nothing of it is in flight.
-    pub(crate) fn drop_durable(&mut self, no: LogNo, out: &mut Outbox) {
+    pub(crate) fn drop_durable(&mut self, now: Now, no: LogNo, out: &mut Outbox) {
         if let Some(log) = self.log_mut(no) {
             log.dropped = true;
         }
-        self.drop_may_go_on(no, out);
+        self.drop_may_go_on(now, no, out);
     }
 
     /// Goes on with a drop once its record is durable and nothing of the partition is in flight.
-    pub(crate) fn drop_may_go_on(&mut self, no: LogNo, out: &mut Outbox) {
+    pub(crate) fn drop_may_go_on(&mut self, now: Now, no: LogNo, out: &mut Outbox) {
         let Some(log) = self.log(no) else { return };
         let LogState::Dropping { token } = log.state else { return };
         if !log.dropped || log.is_busy_on_disk() || self.small.is_writing_any(no) {
             return;
         }
         let (partition, dir) = (log.id, log.dir());
-        self.fail_reads(no, &ReadError::UnknownPartition(partition), out);
+        self.fail_reads(now, no, &ReadError::UnknownPartition(partition), out);
         if let Some(log) = self.log_mut(no)
             && log.pin.take().is_some()
         {

@@ -6,11 +6,13 @@
 
 use std::collections::VecDeque;
 
-use crate::index::SegmentIndex;
+use crate::batch::BatchHeader;
+use crate::index::{IndexBuilder, SegmentKey};
 use crate::io::FileId;
 use crate::io::buf::{AppendBuf, BufSlice};
 use crate::limits::BLOCK;
-use crate::types::{Offset, Pos};
+use crate::loading::Load;
+use crate::types::{Offset, PartitionId, Pos};
 
 const B: u64 = BLOCK as u64;
 /// Largest chunk of a tail.
@@ -275,26 +277,35 @@ pub struct Segment {
     pub first_append_ms: i64,
     /// The index, as far as it is known.
     pub index: IndexState,
-    /// Where this life's own index entries begin; what lies below is read from disk when wanted.
-    pub index_from: Pos,
+    /// Full index blocks in the index file.
+    pub index_blocks: usize,
+    /// The index file ends with its seal.
+    pub index_sealed: bool,
+    /// The index file disagreed with good bytes: it is not read again.
+    pub index_distrusted: bool,
+    /// Disk reads of the file in flight.
+    pub readers: u32,
+    /// The cut to its exact length is in flight.
+    pub cutting: bool,
 }
 
 /// What is known of a segment's index.
 #[derive(Debug)]
 pub enum IndexState {
-    /// Complete from the segment's start.
-    Ready(SegmentIndex),
-    /// Only entries from `index_from` on are known; the rest is on disk.
-    Partial(SegmentIndex),
-    /// Being loaded; the entries of this life are kept meanwhile.
-    Loading(SegmentIndex),
+    /// Complete up to the segment's end (or up to damage).
+    Ready(IndexBuilder),
+    /// On disk and in the bytes, not looked at in this life.
+    Unloaded,
+    /// Being loaded.
+    Loading(Box<Load>),
 }
 
 impl Segment {
     /// A new empty segment at `base`.
     #[must_use]
-    pub fn empty(base: Offset) -> Segment {
-        Segment::at(base, base, Tail::new(Pos(0), &[]), IndexState::Ready(SegmentIndex::new(base)))
+    pub fn empty(partition: PartitionId, base: Offset) -> Segment {
+        let index = IndexState::Ready(IndexBuilder::new(SegmentKey { partition, base }));
+        Segment::at(base, base, Tail::new(Pos(0), &[]), index)
     }
 
     fn at(base: Offset, next: Offset, tail: Tail, index: IndexState) -> Segment {
@@ -312,21 +323,24 @@ impl Segment {
             state: SegmentState::Active,
             first_append_ms: 0,
             index,
-            index_from: end,
+            index_blocks: 0,
+            index_sealed: false,
+            index_distrusted: false,
+            readers: 0,
+            cutting: false,
             tail,
         }
     }
 
     /// A segment that continues at `end` with `tail`, the bytes after the last whole block in the file.
     #[must_use]
-    pub fn resumed(base: Offset, next: Offset, end: Pos, tail: &[u8]) -> Segment {
+    pub fn resumed(partition: PartitionId, base: Offset, next: Offset, end: Pos, tail: &[u8]) -> Segment {
+        if end == Pos(0) {
+            return Segment::empty(partition, base);
+        }
         let tail = Tail::new(Pos(end.0 - tail.len() as u64), tail);
         let written = tail.start();
-        let index = if end.0 == 0 {
-            IndexState::Ready(SegmentIndex::new(base))
-        } else {
-            IndexState::Partial(SegmentIndex::starting_at(base, end, next))
-        };
+        let index = IndexState::Unloaded;
         let mut segment = Segment::at(base, next, tail, index);
         segment.written = written;
         segment.submitted = written;
@@ -338,8 +352,7 @@ impl Segment {
     pub fn sealed(base: Offset, next: Offset, len: u64) -> Segment {
         let end = Pos(len);
         let tail = Tail { chunks: VecDeque::new(), end, memory: 0 };
-        let index = IndexState::Partial(SegmentIndex::starting_at(base, end, next));
-        let mut segment = Segment::at(base, next, tail, index);
+        let mut segment = Segment::at(base, next, tail, IndexState::Unloaded);
         segment.state = SegmentState::Sealed;
         segment.written = end;
         segment.submitted = end;
@@ -365,8 +378,52 @@ impl Segment {
         self.submitted = self.written;
         self.in_flight.clear();
         self.state = SegmentState::Active;
-        self.index = IndexState::from(id, self.base, pos, next);
-        self.index_from = pos;
+        self.cutting = false;
+        self.cut_index(id, pos, next);
+    }
+
+    /// An index that reaches exactly up to the cut is kept; else the rest is walked when it is wanted.
+    fn cut_index(&mut self, partition: PartitionId, pos: Pos, next: Offset) {
+        self.index_sealed = false;
+        let index = std::mem::replace(&mut self.index, IndexState::Unloaded);
+        if pos == Pos(0) {
+            self.index = IndexState::Ready(IndexBuilder::new(SegmentKey { partition, base: self.base }));
+            self.index_blocks = 0;
+        } else if let IndexState::Ready(builder) = index {
+            let mut index = builder.into_index();
+            index.truncate(pos);
+            self.index_blocks = self.index_blocks.min(index.full_blocks());
+            if index.end() == pos && index.next_offset() == next {
+                self.index = IndexState::Ready(IndexBuilder::resume(index));
+            }
+        }
+    }
+
+    /// Adds an appended batch to the index, when it is complete so far; else a later walk finds the batch.
+    pub fn index_batch(&mut self, partition: PartitionId, header: &BatchHeader, pos: Pos, pieces: &[&[u8]]) {
+        if let IndexState::Ready(builder) = &mut self.index {
+            debug_assert_eq!(builder.key().partition, partition);
+            if builder.end() == pos && builder.next_offset() == header.base_offset {
+                builder.add_batch(header, pos, pieces);
+            }
+        }
+    }
+
+    /// Forgets the index: bytes are missing in it.
+    pub fn forget_index(&mut self) {
+        self.index = IndexState::Unloaded;
+    }
+
+    /// Largest timestamp, when the index is loaded.
+    #[must_use]
+    pub fn max_timestamp(&self) -> Option<i64> {
+        crate::loading::newest_time(&self.index)
+    }
+
+    /// Whether the index is being loaded.
+    #[must_use]
+    pub fn is_loading(&self) -> bool {
+        matches!(self.index, IndexState::Loading(_))
     }
 
     /// Position after the last byte.
@@ -507,7 +564,7 @@ mod tests {
 
     #[test]
     fn written_moves_only_along_the_unbroken_prefix() {
-        let mut segment = Segment::empty(Offset(0));
+        let mut segment = Segment::empty(PartitionId::default(), Offset(0));
         segment.tail.append(&vec![1; 20_000]);
         segment.in_flight = [(Pos(4096), false), (Pos(8192), false), (Pos(16_384), false)].into();
         segment.write_completed(Pos(8192));

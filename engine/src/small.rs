@@ -56,9 +56,9 @@ impl SmallFiles {
         self.writes.values().any(|w| w.log == log && w.kind == kind)
     }
 
-    /// Chains in flight.
-    pub(crate) fn len(&self) -> usize {
-        self.writes.len()
+    /// Whether any chain is in flight for the log.
+    pub(crate) fn is_writing_any(&self, log: LogNo) -> bool {
+        self.writes.values().any(|w| w.log == log)
     }
 }
 
@@ -129,5 +129,6 @@ impl Store {
             // A missing index block or producer snapshot is rebuilt when it is wanted.
             (SmallKind::Epochs, None) | (SmallKind::Index { .. } | SmallKind::Producers, _) => {}
         }
+        self.drop_may_go_on(now, write.log, out);
     }
 }

@@ -3,11 +3,27 @@
 //! The owner (a shard of the broker, a benchmark, a test) calls commands and feeds completions; the store answers
 //! with operations and events in an [`Outbox`]. Answers to commands always come as events, at once or later.
 
-use crate::batch::TimestampType;
+use std::collections::{HashMap, VecDeque};
+
+use crate::batch::{self, BatchHeader, TimestampType};
+use crate::checkpoint::Checkpointer;
+use crate::commit::{Commit, CommitStats, Effect};
+use crate::config::StoreConfig;
+use crate::epochs::{EpochEnd, EpochTable};
 use crate::error::{AppendError, CommandError, FenceReason, ReadError};
 use crate::io::buf::BufSlice;
-use crate::io::{DiskOp, OpId};
-use crate::types::{LeaderEpoch, Offset, PartitionId};
+use crate::io::{Completion, DiskError, DiskOp, Done, FileId, OpId};
+use crate::journal::{Body, Record};
+use crate::limits::BLOCK;
+use crate::log::{Log, LogNo, LogState};
+use crate::producers::{ProducerTable, Verdict as ProducerVerdict};
+use crate::read::Reads;
+use crate::removal::Removal;
+use crate::retention::Retention;
+use crate::segment::{FileState, Tail};
+use crate::small::SmallFiles;
+use crate::types::{LeaderEpoch, Now, Offset, PartitionId, Pos};
+use crate::writeback::WriteBack;
 
 /// Settings of one partition's log; from the topic's settings under Kafka's names.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,6 +42,21 @@ pub struct LogSettings {
     pub timestamp_type: TimestampType,
     /// `durability=memory`: readers and acks may run ahead of the journal.
     pub memory: bool,
+}
+
+impl Default for LogSettings {
+    /// Kafka's defaults.
+    fn default() -> LogSettings {
+        LogSettings {
+            segment_bytes: 1 << 30,
+            segment_ms: 7 * 86_400_000,
+            retention_bytes: None,
+            retention_ms: Some(7 * 86_400_000),
+            max_message_bytes: 1_048_588,
+            timestamp_type: TimestampType::CreateTime,
+            memory: false,
+        }
+    }
 }
 
 /// What the owner must do after a call: execute the operations, look at the events, call again in time.
@@ -81,7 +112,8 @@ pub struct Appended {
 /// Bytes read.
 #[derive(Debug, Clone)]
 pub struct ReadBytes {
-    /// Whole batches, contiguous, in order; each slice holds one or more. Empty when nothing lies below the limit.
+    /// Pieces that, one after the other, are whole batches, contiguous and in order; a piece may begin or end inside a
+    /// batch. Empty when nothing lies below the limit.
     pub batches: Vec<BufSlice>,
     /// Offset after the last record served (`offset` of the request when empty).
     pub next: Offset,
@@ -167,11 +199,13 @@ pub(crate) enum Pending {
     /// Listing a partition's directory.
     List { log: LogNo },
     /// A step of an index load.
-    IndexLoad { log: LogNo, base: Offset, file: Option<FileId> },
+    IndexLoad { log: LogNo, base: Offset },
     /// A read for a reader.
-    Read { read: u64 },
-    /// Setting a file or directory aside, or removing it.
-    Delete { job: u64 },
+    Read { read: u64, log: LogNo, segment: Offset },
+    /// Renaming a file or directory to its `-delete` name.
+    SetAside { to: String, is_dir: bool, answer: Option<(u64, PartitionId)> },
+    /// A step of the removal of a name set aside.
+    Remove,
 }
 
 /// Operations in flight and the numbers given to operations and files.
@@ -190,6 +224,11 @@ impl Ops {
         let op = OpId(self.next_op);
         self.pending.insert(op, pending);
         op
+    }
+
+    /// Forgets an operation whose end was handled elsewhere.
+    pub(crate) fn forget(&mut self, op: OpId) {
+        self.pending.remove(&op);
     }
 
     /// A free file id.
@@ -275,7 +314,7 @@ pub struct Store {
     pub(crate) checkpoint: Checkpointer,
     pub(crate) small: SmallFiles,
     pub(crate) reads: Reads,
-    pub(crate) deletions: Deletions,
+    pub(crate) removal: Removal,
     pub(crate) retention: Retention,
     /// Logs whose waiting appends wait for room in the journal or in memory, in order.
     pub(crate) admission: VecDeque<LogNo>,
@@ -304,7 +343,7 @@ impl Store {
             checkpoint,
             small: SmallFiles::default(),
             reads: Reads::default(),
-            deletions: Deletions::default(),
+            removal: Removal::default(),
             admission: VecDeque::new(),
             waiting_bytes: 0,
             fenced: None,
@@ -328,7 +367,11 @@ impl Store {
     #[must_use]
     pub fn end_offset_for(&self, partition: PartitionId, epoch: LeaderEpoch) -> Option<(LeaderEpoch, Offset)> {
         let log = self.find(partition).ok()?;
-        log.epochs.end_offset_for(epoch, log.log_end())
+        match log.epochs.end_offset_for(epoch, log.log_end()) {
+            EpochEnd::Known { epoch, end } => Some((epoch, end)),
+            // Epochs that the table's bound dropped are answered from the segments once replication asks for them.
+            EpochEnd::Older { .. } | EpochEnd::Empty => None,
+        }
     }
 
     /// Partitions that were recovered or created, with whether the owner asked for them in this life.
@@ -418,7 +461,7 @@ impl Store {
     pub fn create(&mut self, partition: PartitionId, name: &str, settings: LogSettings) {
         let no = self.by_id.get(&partition).copied().unwrap_or_else(|| {
             let epochs = EpochTable::new(self.cfg.epoch_entries);
-            let producers = ProducerTable::new(self.cfg.producers, self.cfg.producer_expiry_ms);
+            let producers = ProducerTable::new(self.cfg.producers);
             self.add_log(Log::new(partition, name, settings.clone(), epochs, producers))
         });
         if let Some(log) = self.log_mut(no) {
@@ -490,7 +533,8 @@ impl Store {
             if offset > log_end {
                 return Err(CommandError::OutOfRange { asked: offset, log_start, log_end });
             }
-            self.raise_log_start(now, no, offset.max(log_start), Some(token));
+            let start = offset.max(log_start);
+            self.raise_log_start(now, no, start, Some(token));
             Ok(())
         });
         answer(token, partition, result, out);
@@ -503,7 +547,11 @@ impl Store {
             (Some(reason), _) => Err(CommandError::Fenced(reason)),
             (None, Some((no, log))) if log.state == LogState::Open => {
                 log.state = LogState::Dropping { token };
-                self.commit.push(now, Record::Drop { partition }, Body::None, Effect::Dropped { log: no, token });
+                self.commit.push(now, Record::Drop { partition }, Body::None, Effect::Dropped { log: no });
+                let seq = self.commit.taken();
+                if let Some(log) = self.log_mut(no) {
+                    log.drop_seq = seq;
+                }
                 self.refuse_waiting(no, &AppendError::UnknownPartition(partition), out);
                 Ok(())
             }
@@ -660,14 +708,14 @@ impl Store {
                 out.events.push(StoreEvent::Appended { token, partition, result: Ok(appended) });
                 return Ok(Verdict::Accepted);
             }
-            ProducerVerdict::OutOfOrder { expected } => {
+            ProducerVerdict::OutOfOrder { expected, .. } => {
                 return Err(AppendError::OutOfOrderSequence {
                     producer_id: header.producer_id,
                     found: header.base_sequence,
                     expected,
                 });
             }
-            ProducerVerdict::Fenced { current } => {
+            ProducerVerdict::Fenced { current, .. } => {
                 return Err(AppendError::InvalidProducerEpoch {
                     producer_id: header.producer_id,
                     found: header.producer_epoch,
@@ -679,7 +727,7 @@ impl Store {
             return Ok(Verdict::WaitForRoom);
         }
         if log.wants_roll(now, header, len) {
-            self.roll(now, no, out);
+            self.roll(no, out);
         }
         let Some(log) = self.log_mut(no) else { return Err(AppendError::UnknownPartition(partition)) };
         let active = log.active();
@@ -691,7 +739,7 @@ impl Store {
         }
         let appended = self.accept(now, no, request, header);
         out.events.push(StoreEvent::Appended { token, partition, result: Ok(appended) });
-        self.allocate_ahead(no, out);
+        self.allocate_ahead(now, no, out);
         Ok(Verdict::Accepted)
     }
 
@@ -704,8 +752,8 @@ impl Store {
             TimestampType::CreateTime => None,
             TimestampType::LogAppendTime => Some(now.wall_ms),
         };
-        let stamped = stamped(&request.batch, base, request.epoch, time);
-        let header = BatchHeader::parse(&stamped.head).expect("the batch was validated and only stamped");
+        let stamped = stamped(&request.batch, header, base, request.epoch, time);
+        let header = batch::peek(&stamped.head).expect("the batch was validated and only stamped");
         let segment = log.active_mut();
         let pos = segment.end();
         let memory = segment.tail.memory();
@@ -720,7 +768,7 @@ impl Store {
         segment.index_batch(partition, &header, pos, &[&stamped.head, &stamped.rest]);
         let body = journal_body(&segment.tail, pos, end);
         let segment_base = segment.base;
-        log.producers.record(&header, now.wall_ms);
+        log.producers.record(&header, base, now.wall_ms);
 
         let next = header.next_offset();
         let record = Record::Append {
@@ -758,11 +806,12 @@ impl Store {
             Pending::CutFile { log, base } => self.file_cut(now, log, base, result, out),
             Pending::Small { file } => self.small_step(now, file, result, out),
             Pending::Close { file } => self.ops.free_file(file),
-            Pending::Checkpoint => self.checkpoint_step(now, completion.op, result, out),
+            Pending::Checkpoint => self.checkpoint_step(now, result, out),
             Pending::List { log } => self.listed(now, log, result, out),
-            Pending::IndexLoad { log, base, file } => self.index_step(now, log, base, file, result, out),
-            Pending::Read { read } => self.read_done(now, read, result, out),
-            Pending::Delete { job } => self.deletion_step(now, job, result, out),
+            Pending::IndexLoad { log, base } => self.index_step(now, log, base, result, out),
+            Pending::Read { read, log, segment } => self.read_done(now, read, log, segment, result, out),
+            Pending::SetAside { to, is_dir, answer } => self.was_set_aside(now, to, is_dir, answer, result, out),
+            Pending::Remove => self.removal_step(now, result, out),
         }
     }
 
@@ -788,7 +837,7 @@ impl Store {
             }
             Effect::LogStart { log, token } => self.log_start_durable(now, log, token, out),
             Effect::Truncated { log } => self.truncate_durable(now, log, out),
-            Effect::Dropped { log, token } => self.drop_durable(now, log, token, out),
+            Effect::Dropped { log } => self.drop_durable(now, log, out),
             Effect::None => {}
         }
     }
@@ -818,7 +867,7 @@ impl Store {
         }
         self.pump_write_back(now, out);
         self.pump_checkpoint(now, out);
-        self.pump_deletions(now, out);
+        self.pump_removal(now, out);
     }
 
     fn drain_admission(&mut self, now: Now, out: &mut Outbox) {
@@ -843,7 +892,7 @@ impl Store {
     /// Mono time (ns) at which `tick` and `turn_end` should be called although nothing happened.
     #[must_use]
     pub fn next_wake(&self) -> Option<u64> {
-        let wakes = [self.commit.next_wake(), self.retention.next_wake(), self.deletions.next_wake()];
+        let wakes = [self.commit.next_wake(), self.retention.next_wake(), self.removal.next_wake()];
         wakes.into_iter().flatten().min()
     }
 
@@ -880,6 +929,7 @@ impl Store {
         }
         log.fenced = Some(reason);
         let partition = log.id;
+        self.unpin(no);
         self.refuse_waiting(no, &AppendError::Fenced(reason), out);
         out.events.push(StoreEvent::PartitionFenced { partition, reason });
     }
@@ -900,25 +950,27 @@ pub(crate) struct Waiting {
     pub(crate) header: BatchHeader,
 }
 
-/// A batch with its offset, epoch and time set: the head is a copy, the rest the producer's bytes unless the time
-/// had to be stamped (which changes the checksum's input).
+/// A batch with its offset, epoch and time set: all that changes lies in the head, the rest are the producer's bytes.
 struct Stamped {
     head: [u8; batch::HEADER_BYTES],
     rest: BufSlice,
 }
 
-fn stamped(bytes: &BufSlice, base: Offset, epoch: LeaderEpoch, time: Option<i64>) -> Stamped {
+fn stamped(bytes: &BufSlice, header: &BatchHeader, base: Offset, epoch: LeaderEpoch, time: Option<i64>) -> Stamped {
     let mut head = [0; batch::HEADER_BYTES];
-    let rest = bytes.slice(batch::HEADER_BYTES..bytes.len());
-    if time.is_some() {
+    let stated = batch::peek(bytes).map(|h| h.max_timestamp);
+    if time.is_some() || stated != Some(header.max_timestamp) {
         let mut whole = bytes.to_vec();
-        batch::stamp(&mut whole, base, epoch, time);
+        batch::stamp(&mut whole, &mut header.clone(), base, epoch, time);
         head.copy_from_slice(&whole[..batch::HEADER_BYTES]);
     } else {
         head.copy_from_slice(&bytes[..batch::HEADER_BYTES]);
-        batch::stamp(&mut head, base, epoch, None);
+        let field = batch::field::BASE_OFFSET;
+        head[field..field + 8].copy_from_slice(&base.0.to_be_bytes());
+        let field = batch::field::LEADER_EPOCH;
+        head[field..field + 4].copy_from_slice(&epoch.0.to_be_bytes());
     }
-    Stamped { head, rest }
+    Stamped { head, rest: bytes.slice(batch::HEADER_BYTES..bytes.len()) }
 }
 
 /// Batches of at least this size go to the journal straight from the tail's blocks; smaller ones are copied.
@@ -942,3 +994,6 @@ fn answer(token: u64, partition: PartitionId, result: Result<(), CommandError>, 
         out.events.push(StoreEvent::Done { token, partition, result: Err(error) });
     }
 }
+
+#[cfg(test)]
+mod tests;

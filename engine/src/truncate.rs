@@ -37,7 +37,12 @@ impl Store {
     pub(crate) fn truncate_may_go_on(&mut self, now: Now, no: LogNo, out: &mut Outbox) {
         let Some(log) = self.log(no) else { return };
         let LogState::Cutting { to, recorded: false, .. } = log.state else { return };
-        let drained = log.durable_end >= log.log_end() && !log.is_writing() && !log.is_sealing_on_disk();
+        let drained = log.durable_end >= log.log_end() && !log.is_writing() && !log.is_sealing();
+        // What is half written is finished first: a sealing segment gets its exact length.
+        if log.is_sealing() {
+            self.queue_write_back(no);
+            return;
+        }
         if drained && !self.reads.is_locating(no) {
             if to == log.log_end() {
                 let (segment, pos) = (log.active().base, log.active().end());

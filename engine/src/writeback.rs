@@ -6,10 +6,12 @@
 
 use std::collections::VecDeque;
 
+use crate::epochs::encode_checkpoint;
 use crate::error::FenceReason;
 use crate::io::{DiskError, DiskOp, Done, FileClass};
 use crate::limits::BLOCK;
 use crate::log::LogNo;
+use crate::producers::encode_file;
 use crate::segment::{FileState, SegmentState};
 use crate::small::SmallKind;
 use crate::store::{Outbox, Pending, Store};
@@ -45,11 +47,11 @@ impl Store {
         if log.queued || log.fenced.is_some() || log.is_dropping() {
             return;
         }
-        let pinned = log.pinned;
+        let pin = log.pin;
         let worth = log.segments.iter().rev().any(|segment| match segment.state() {
             SegmentState::Active => {
                 let ready = segment.writable_end().0.saturating_sub(segment.submitted.0);
-                ready >= least || (pinned && ready > 0)
+                ready >= least || (ready > 0 && pin.is_some_and(|(base, pos)| segment.base < base || segment.submitted < pos))
             }
             SegmentState::Sealing => segment.writable_end() > segment.submitted,
             SegmentState::Sealed => false,
@@ -143,7 +145,7 @@ impl Store {
                 self.write_back.cache.push_back((no, base, written));
                 self.stats.written_back_bytes += bytes;
                 self.stats.write_backs += 1;
-                self.segment_written(now, no, base, out);
+                self.segment_written(no, base, out);
             }
             Err(DiskError::NoSpace) => {
                 // The bytes are in memory and in the journal: they are written again when there is space.
@@ -154,28 +156,31 @@ impl Store {
             Err(_) => self.fence_partition(no, FenceReason::SegmentFailed, out),
         }
         self.truncate_may_go_on(now, no, out);
+        self.drop_may_go_on(now, no, out);
         self.queue_write_back(no);
     }
 
     /// Write-back of a segment moved on: seal it, write what follows its bytes, release a waiting checkpoint.
-    fn segment_written(&mut self, now: Now, no: LogNo, base: Offset, out: &mut Outbox) {
+    fn segment_written(&mut self, no: LogNo, base: Offset, out: &mut Outbox) {
         self.write_epochs(no, out);
         self.write_index_blocks(no, base, out);
         let Some(segment) = self.log_mut(no).and_then(|log| log.segment_mut(base)) else { return };
         let done = segment.state() == SegmentState::Sealing
             && segment.durable == segment.end()
             && segment.written >= segment.end();
-        if done && let FileState::Open(file) = segment.file {
+        if done && !segment.cutting && let FileState::Open(file) = segment.file {
+            segment.cutting = true;
             let len = segment.end().0;
             let op = self.ops.id(Pending::CutFile { log: no, base });
             out.ops.push((op, DiskOp::Resize { file, len }));
         }
-        self.unpin(now, no, out);
+        self.unpin(no);
     }
 
     pub(crate) fn file_cut(&mut self, now: Now, no: LogNo, base: Offset, result: Result<Done, DiskError>, out: &mut Outbox) {
         let segment = self.log_mut(no).and_then(|log| log.segment_mut(base));
         let Some(segment) = segment.filter(|s| s.state() == SegmentState::Sealing) else { return };
+        segment.cutting = false;
         if result.is_err() {
             self.fence_partition(no, FenceReason::SegmentFailed, out);
             return;
@@ -183,19 +188,21 @@ impl Store {
         segment.set_state(SegmentState::Sealed);
         self.write_seal(no, base, out);
         self.checkpoint.sealed.push((no, base));
-        self.unpin(now, no, out);
+        self.unpin(no);
         self.truncate_may_go_on(now, no, out);
+        self.drop_may_go_on(now, no, out);
+        self.set_aside_below(now, no, out);
     }
 
     /// Closes the active segment for appends and opens the next one in memory; its files follow before the first append.
-    pub(crate) fn roll(&mut self, now: Now, no: LogNo, out: &mut Outbox) {
+    pub(crate) fn roll(&mut self, no: LogNo, out: &mut Outbox) {
         let Some(log) = self.log_mut(no) else { return };
         let id = log.id;
         let next = log.log_end();
         if next == log.active().base {
             return;
         }
-        let producers = log.producers.encode(id, next);
+        let producers = encode_file(id, next, &log.producers);
         let path = log.path(next, "producers");
         let base = log.active().base;
         log.active_mut().set_state(SegmentState::Sealing);
@@ -205,7 +212,7 @@ impl Store {
             self.write_small(no, SmallKind::Producers, FileClass::Epochs, path, 0, &producers, true, out);
         }
         // A segment whose last whole block was already written needs no more than its cut.
-        self.segment_written(now, no, base, out);
+        self.segment_written(no, base, out);
         self.queue_write_back(no);
     }
 
@@ -214,7 +221,7 @@ impl Store {
         if !log.epochs_dirty || log.dir != crate::log::DirState::Made {
             return;
         }
-        let bytes = log.epochs.encode_checkpoint(log.id);
+        let bytes = encode_checkpoint(log.id, log.epochs.iter());
         let path = format!("{}/leader-epoch-checkpoint", log.dir());
         if self.small.is_writing(no, SmallKind::Epochs) {
             return;

@@ -50,17 +50,18 @@ impl IndexBuilder {
         }
     }
 
-    /// Adds the batch at `pos`: `bytes` are exactly the batch, as stored. Returns how many intervals closed (the last
+    /// Adds the batch at `pos`: `pieces`, one after the other, are exactly the batch, as stored. Returns how many intervals closed (the last
     /// ones of [`IndexBuilder::index`]): none, one, or two when the epoch changed and the batch is large.
     ///
     /// # Panics
     /// When the batch does not continue the segment (position, offset, epoch) or does not fit it
     /// ([`SegmentKey::fits`]): the caller's log is then wrong already.
-    pub fn add_batch(&mut self, header: &BatchHeader, pos: Pos, bytes: &[u8]) -> usize {
+    pub fn add_batch(&mut self, header: &BatchHeader, pos: Pos, pieces: &[&[u8]]) -> usize {
         let epoch = header
             .leader_epoch
             .expect("a batch is stamped before it is appended");
-        assert_eq!(bytes.len(), header.size, "bytes are not the header's batch");
+        let len: usize = pieces.iter().map(|piece| piece.len()).sum();
+        assert_eq!(len, header.size, "bytes are not the header's batch");
         assert_eq!(
             (pos, header.base_offset),
             (self.end, self.next),
@@ -70,7 +71,7 @@ impl IndexBuilder {
             self.last_epoch().is_none_or(|last| epoch >= last),
             "the epoch falls"
         );
-        let end = pos.plus(bytes.len() as u64);
+        let end = pos.plus(len as u64);
         assert!(
             self.index.key().fits(end, header.next_offset()),
             "the segment had to roll"
@@ -88,7 +89,7 @@ impl IndexBuilder {
             max_timestamp_base: header.base_offset,
             crc: self.index.key().hasher(pos),
         });
-        open.crc.update(bytes);
+        pieces.iter().for_each(|piece| open.crc.update(piece));
         if header.max_timestamp > open.max_timestamp {
             open.max_timestamp = header.max_timestamp;
             open.max_timestamp_base = header.base_offset;
@@ -231,7 +232,7 @@ pub fn walk(builder: &mut IndexBuilder, bytes: &[u8], table: Option<&EpochTable>
         if let Err(error) = batch::check_crc(batch, header.crc) {
             return WalkStop::Fault(error.into());
         }
-        builder.add_batch(&header, builder.end(), batch);
+        builder.add_batch(&header, builder.end(), &[batch]);
         rest = after;
     }
     WalkStop::End
