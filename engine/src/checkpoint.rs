@@ -63,6 +63,8 @@ pub struct Checkpointer {
     newer: usize,
     number: u64,
     newer_lsn: Lsn,
+    /// lsn of the older valid snapshot: what the journal keeps.
+    older_lsn: Lsn,
     phase: Phase,
     body: Vec<u8>,
     count: u32,
@@ -94,6 +96,8 @@ impl Checkpointer {
             newer,
             number,
             newer_lsn: lsn,
+            // Which of the two the older one is matters only to what may be recycled: nothing, for now.
+            older_lsn: Lsn(0),
             phase: Phase::Idle,
             body: Vec::new(),
             count: 0,
@@ -112,7 +116,11 @@ impl Checkpointer {
     }
 
     fn set_phase(&mut self, phase: Phase) {
-        assert!(phase.follows(self.phase), "checkpoint phase {:?} -> {phase:?}", self.phase);
+        assert!(
+            phase.follows(self.phase),
+            "checkpoint phase {:?} -> {phase:?}",
+            self.phase
+        );
         self.phase = phase;
     }
 
@@ -171,7 +179,11 @@ impl Store {
         let weight = SNAPSHOT_WEIGHT * self.stats.snapshot_bytes;
         // Two intervals and the one under way must fit beside the reserve.
         let most = self.commit.data_capacity() / 4;
-        checkpoint.wanted || since >= self.cfg.checkpoint_bytes.max(weight).min(most)
+        let full = self.commit.data_room() < self.commit.data_capacity() / 2;
+        // Two checkpoints free what lies before the first of them.
+        let helps =
+            self.commit.next_lsn() > checkpoint.newer_lsn || checkpoint.newer_lsn > checkpoint.older_lsn;
+        checkpoint.wanted || since >= self.cfg.checkpoint_bytes.max(weight).min(most) || (full && helps)
     }
 
     fn begin_checkpoint(&mut self) {
@@ -197,11 +209,17 @@ impl Store {
         self.stats.checkpoint_slices += 1;
         self.checkpoint.applied = applied;
         let done = last == self.logs.len();
-        self.checkpoint.set_phase(if done { Phase::Draining } else { Phase::Capturing { next: last } });
+        self.checkpoint.set_phase(if done {
+            Phase::Draining
+        } else {
+            Phase::Capturing { next: last }
+        });
     }
 
     fn capture_log(&mut self, no: LogNo, applied: Lsn) {
-        let Some(log) = self.logs[no.0 as usize].as_deref_mut() else { return };
+        let Some(log) = self.logs[no.0 as usize].as_deref_mut() else {
+            return;
+        };
         if log.is_dropping() && self.commit.is_issued(log.drop_seq) {
             // The snapshot counts only when that frame is durable. A Drop that is not in a frame yet will be replayed.
             return;
@@ -262,7 +280,9 @@ impl Store {
     /// Descriptors of segments sealed before the sync are no longer needed.
     fn close_synced(&mut self, out: &mut Outbox) {
         for (no, base) in std::mem::take(&mut self.checkpoint.closing) {
-            let Some(segment) = self.log_mut(no).and_then(|log| log.segment_mut(base)) else { continue };
+            let Some(segment) = self.log_mut(no).and_then(|log| log.segment_mut(base)) else {
+                continue;
+            };
             if let FileState::Open(file) = segment.file
                 && segment.readers == 0
                 && segment.state() == crate::segment::SegmentState::Sealed
@@ -290,7 +310,14 @@ impl Store {
             checkpoint.allocated[target] = len;
             checkpoint.outstanding += 1;
             let op = self.ops.id(Pending::Checkpoint);
-            out.ops.push((op, DiskOp::Allocate { file, pos, len: len - pos }));
+            out.ops.push((
+                op,
+                DiskOp::Allocate {
+                    file,
+                    pos,
+                    len: len - pos,
+                },
+            ));
             return;
         }
         if checkpoint.submitted < checkpoint.body.len() || checkpoint.submitted == 0 {
@@ -319,7 +346,14 @@ impl Store {
             self.checkpoint.outstanding += 1;
             let op = self.ops.id(Pending::Checkpoint);
             let pos = (BLOCK + from) as u64;
-            out.ops.push((op, DiskOp::Write { file, pos, bufs: vec![buf.freeze()] }));
+            out.ops.push((
+                op,
+                DiskOp::Write {
+                    file,
+                    pos,
+                    bufs: vec![buf.freeze()],
+                },
+            ));
         }
         if self.checkpoint.submitted == self.checkpoint.body.len() {
             self.write_header(file, out);
@@ -343,7 +377,14 @@ impl Store {
         checkpoint.submitted = checkpoint.submitted.max(1);
         checkpoint.outstanding += 1;
         let op = self.ops.id(Pending::Checkpoint);
-        out.ops.push((op, DiskOp::Write { file, pos: 0, bufs: vec![header.encode()] }));
+        out.ops.push((
+            op,
+            DiskOp::Write {
+                file,
+                pos: 0,
+                bufs: vec![header.encode()],
+            },
+        ));
     }
 
     fn checkpoint_completed(&mut self) {
@@ -351,6 +392,7 @@ impl Store {
         let older = checkpoint.newer_lsn;
         checkpoint.newer = 1 - checkpoint.newer;
         checkpoint.number += 1;
+        checkpoint.older_lsn = older;
         checkpoint.newer_lsn = checkpoint.lsn;
         checkpoint.completed += 1;
         checkpoint.set_phase(Phase::Idle);

@@ -27,7 +27,12 @@ const RESERVED_FILES: u64 = 2;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Effect {
     /// A partition's segment is durable up to `pos`, its log up to `next`.
-    Appended { log: LogNo, segment: Offset, pos: Pos, next: Offset },
+    Appended {
+        log: LogNo,
+        segment: Offset,
+        pos: Pos,
+        next: Offset,
+    },
     /// A command of the owner is durable.
     Command { log: LogNo, token: u64 },
     /// The log may now drop what lies below its log start.
@@ -303,7 +308,8 @@ impl Commit {
 
     /// How many records of the group go into the next frame.
     fn next_group_len(&self) -> usize {
-        let most = self.cfg.max_frame_bytes(self.grain) - self.prev_dir.len() - FRAME_HEADER_BYTES - 2 * self.grain;
+        let most =
+            self.cfg.max_frame_bytes(self.grain) - self.prev_dir.len() - FRAME_HEADER_BYTES - 2 * self.grain;
         let target = self.cfg.frame_bytes.min(most);
         let mut bytes = 0;
         let mut count = 0;
@@ -338,7 +344,10 @@ impl Commit {
             back.for_each(|((record, body), effect)| self.group.push_front((record, body, effect)));
             return false;
         }
-        let bytes: usize = records.iter().map(|(record, body)| record.dir_bytes() + body.bytes()).sum();
+        let bytes: usize = records
+            .iter()
+            .map(|(record, body)| record.dir_bytes() + body.bytes())
+            .sum();
         self.group_bytes = self.group_bytes.saturating_sub(bytes);
         self.group_since = now.mono;
         let data = records.iter().any(|(record, _)| *record != Record::Mark);
@@ -350,7 +359,10 @@ impl Commit {
             durable_lsn: self.durable,
             prev_lsn: self.prev_lsn,
         };
-        self.issued += records.iter().filter(|(record, _)| *record != Record::Mark).count() as u64;
+        self.issued += records
+            .iter()
+            .filter(|(record, _)| *record != Record::Mark)
+            .count() as u64;
         let payload: usize = records.iter().map(|(_, body)| body.bytes()).sum();
         let (bufs, directory) = encode_frame(stamp, &mut records, &self.prev_dir, self.grain);
         self.prev_dir = directory;
@@ -376,13 +388,22 @@ impl Commit {
     ) {
         let op = new_op();
         let (end, issued_at) = (self.next, now.mono);
-        self.flight.push_back(InFlight { op, end, done: false, issued_at, effects, data });
+        self.flight.push_back(InFlight {
+            op,
+            end,
+            done: false,
+            issued_at,
+            effects,
+            data,
+        });
         ops.push((op, write));
     }
 
     /// Takes a free file into use: its header enters the prefix before its first frame.
     fn roll(&mut self, now: Now, new_op: &mut dyn FnMut() -> OpId, ops: &mut Vec<(OpId, DiskOp)>) -> bool {
-        let Some(free) = self.files.iter().position(|f| f.state == RingState::Free) else { return false };
+        let Some(free) = self.files.iter().position(|f| f.state == RingState::Free) else {
+            return false;
+        };
         let first = Lsn(self.first_of_current().0 + self.file_capacity());
         let end_of_current = self.next;
         if let RingState::Used { end, .. } = &mut self.files[self.current].state {
@@ -390,13 +411,20 @@ impl Commit {
         }
         self.max_incarnation += 1;
         self.incarnation = self.max_incarnation;
-        self.files[free].state = RingState::Used { first, end: Lsn(first.0 + self.file_capacity()) };
+        self.files[free].state = RingState::Used {
+            first,
+            end: Lsn(first.0 + self.file_capacity()),
+        };
         self.current = free;
         self.next = first;
         self.stats.files_taken += 1;
         let header = self.header(first, end_of_current);
         let file = self.files[free].file;
-        let write = DiskOp::Write { file, pos: 0, bufs: vec![header.encode()] };
+        let write = DiskOp::Write {
+            file,
+            pos: 0,
+            bufs: vec![header.encode()],
+        };
         self.submit(now, write, Vec::new(), false, new_op, ops);
         true
     }
@@ -418,7 +446,9 @@ impl Commit {
     /// Takes in a completed journal write; hands out the effects that became true, in order.
     /// A failed write is final: it and everything behind it never become true (D1).
     pub fn completed(&mut self, now: Now, op: OpId, ok: bool, effects: &mut Vec<Effect>) {
-        let Some(entry) = self.flight.iter_mut().find(|f| f.op == op) else { return };
+        let Some(entry) = self.flight.iter_mut().find(|f| f.op == op) else {
+            return;
+        };
         if !ok {
             self.failed = true;
             return;
@@ -429,7 +459,9 @@ impl Commit {
             return;
         }
         while self.flight.front().is_some_and(|f| f.done) {
-            let Some(front) = self.flight.pop_front() else { break };
+            let Some(front) = self.flight.pop_front() else {
+                break;
+            };
             self.durable = front.end;
             if front.data {
                 self.durable_data = front.end;

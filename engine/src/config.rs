@@ -93,7 +93,9 @@ impl StoreConfig {
     /// Largest batch that fits into a frame with its directory and the copy of a full previous one.
     #[must_use]
     pub fn max_batch_bytes(&self, grain: usize) -> usize {
-        (self.max_frame_bytes(grain) / 2).saturating_sub(2 * BLOCK).min(MAX_BATCH_BYTES)
+        (self.max_frame_bytes(grain) / 2)
+            .saturating_sub(2 * BLOCK)
+            .min(MAX_BATCH_BYTES)
     }
 
     /// Bytes of frames that the whole journal can hold.

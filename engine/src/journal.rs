@@ -138,7 +138,9 @@ impl FileHeader {
     /// # Errors
     /// [`JournalError`] when the bytes are not a header of this format.
     pub fn decode(bytes: &[u8]) -> Result<FileHeader, JournalError> {
-        let bytes = bytes.get(..FILE_HEADER_BYTES).ok_or(JournalError::Length("file header"))?;
+        let bytes = bytes
+            .get(..FILE_HEADER_BYTES)
+            .ok_or(JournalError::Length("file header"))?;
         let mut take = Take(bytes);
         if take.u32() != Some(FILE_MAGIC) {
             return Err(JournalError::Magic);
@@ -185,9 +187,19 @@ pub enum Record {
         body_at: u32,
     },
     /// Leader epoch `epoch` begins at `start`; also makes a partition exist.
-    EpochStart { partition: PartitionId, epoch: LeaderEpoch, start: Offset },
+    EpochStart {
+        partition: PartitionId,
+        epoch: LeaderEpoch,
+        start: Offset,
+    },
     /// The log ends at `offset`, which is at `pos` of `segment`; `prefix` repeats the cut block's bytes before `pos`.
-    Truncate { partition: PartitionId, offset: Offset, segment: Offset, pos: Pos, prefix: Vec<u8> },
+    Truncate {
+        partition: PartitionId,
+        offset: Offset,
+        segment: Offset,
+        pos: Pos,
+        prefix: Vec<u8>,
+    },
     /// The log starts at `offset`.
     LogStart { partition: PartitionId, offset: Offset },
     /// The partition is gone.
@@ -254,7 +266,15 @@ impl Record {
         put.u32(partition.index);
         put.0.extend_from_slice(&partition.topic.0);
         match self {
-            Record::Append { base, next, segment, pos, len, body_at, .. } => {
+            Record::Append {
+                base,
+                next,
+                segment,
+                pos,
+                len,
+                body_at,
+                ..
+            } => {
                 put.u64(base.0);
                 put.u64(next.0);
                 put.u64(segment.0);
@@ -266,7 +286,13 @@ impl Record {
                 put.u32(epoch.0);
                 put.u64(start.0);
             }
-            Record::Truncate { offset, segment, pos, prefix, .. } => {
+            Record::Truncate {
+                offset,
+                segment,
+                pos,
+                prefix,
+                ..
+            } => {
                 put.u64(offset.0);
                 put.u64(segment.0);
                 put.u64(pos.0);
@@ -284,8 +310,13 @@ impl Record {
         let kind = take.u8().ok_or(SHORT)?;
         let _reserved = take.bytes(3).ok_or(SHORT)?;
         let index = take.u32().ok_or(SHORT)?;
-        let partition = PartitionId { topic: take.topic().ok_or(SHORT)?, index };
-        Record::decode_rest(kind, partition, take).ok_or(SHORT)?.ok_or(JournalError::Kind(kind))
+        let partition = PartitionId {
+            topic: take.topic().ok_or(SHORT)?,
+            index,
+        };
+        Record::decode_rest(kind, partition, take)
+            .ok_or(SHORT)?
+            .ok_or(JournalError::Kind(kind))
     }
 
     /// Outer `None`: bytes ran out; inner `None`: unknown kind.
@@ -300,9 +331,11 @@ impl Record {
                 len: take.u32()?,
                 body_at: take.u32()?,
             },
-            KIND_EPOCH => {
-                Record::EpochStart { partition, epoch: LeaderEpoch(take.u32()?), start: Offset(take.u64()?) }
-            }
+            KIND_EPOCH => Record::EpochStart {
+                partition,
+                epoch: LeaderEpoch(take.u32()?),
+                start: Offset(take.u64()?),
+            },
             KIND_TRUNCATE => Record::Truncate {
                 partition,
                 offset: Offset(take.u64()?),
@@ -313,9 +346,14 @@ impl Record {
                     take.bytes(len)?.to_vec()
                 },
             },
-            KIND_LOG_START => Record::LogStart { partition, offset: Offset(take.u64()?) },
+            KIND_LOG_START => Record::LogStart {
+                partition,
+                offset: Offset(take.u64()?),
+            },
             KIND_DROP => Record::Drop { partition },
-            KIND_START => Record::Start { term: Term(take.u64()?) },
+            KIND_START => Record::Start {
+                term: Term(take.u64()?),
+            },
             KIND_MARK => Record::Mark,
             _ => return Some(None),
         }))
@@ -377,7 +415,9 @@ impl FrameHeader {
     /// # Errors
     /// [`JournalError`] when there is no frame header here.
     pub fn decode(bytes: &[u8], room: u64) -> Result<FrameHeader, JournalError> {
-        let bytes = bytes.get(..FRAME_HEADER_BYTES).ok_or(JournalError::Length("frame header"))?;
+        let bytes = bytes
+            .get(..FRAME_HEADER_BYTES)
+            .ok_or(JournalError::Length("frame header"))?;
         let mut take = Take(bytes);
         if take.u32() != Some(FRAME_MAGIC) {
             return Err(JournalError::Magic);
@@ -489,7 +529,10 @@ impl Directory {
     pub fn of(records: &[Record]) -> Directory {
         let mut bytes = Vec::new();
         records.iter().for_each(|record| record.encode(&mut bytes));
-        Directory { bytes, records: records.len() as u32 }
+        Directory {
+            bytes,
+            records: records.len() as u32,
+        }
     }
 }
 
@@ -498,8 +541,16 @@ impl Directory {
 pub fn frame_len(records: &[(Record, Body)], prev_dir: usize, grain: usize) -> usize {
     let dir: usize = records.iter().map(|(record, _)| record.dir_bytes()).sum();
     let inline: usize = records.iter().map(|(_, body)| body.inline_bytes()).sum();
-    let blocks: usize =
-        records.iter().map(|(_, body)| if matches!(body, Body::Blocks { .. }) { body.bytes() } else { 0 }).sum();
+    let blocks: usize = records
+        .iter()
+        .map(|(_, body)| {
+            if matches!(body, Body::Blocks { .. }) {
+                body.bytes()
+            } else {
+                0
+            }
+        })
+        .sum();
     let head = (FRAME_HEADER_BYTES + dir + prev_dir + inline).next_multiple_of(BLOCK);
     (head + blocks).next_multiple_of(grain)
 }
@@ -512,7 +563,10 @@ pub fn encode_frame(
     prev: &Directory,
     grain: usize,
 ) -> (Vec<BufSlice>, Directory) {
-    assert!(records.len() <= MAX_RECORDS, "the group is split before it has too many records");
+    assert!(
+        records.len() <= MAX_RECORDS,
+        "the group is split before it has too many records"
+    );
     let total = frame_len(records, prev.len(), grain);
     let dir_len: usize = records.iter().map(|(record, _)| record.dir_bytes()).sum();
     let dirs_end = FRAME_HEADER_BYTES + dir_len + prev.len();
@@ -561,7 +615,13 @@ pub fn encode_frame(
     head.patch(0, &header.encode());
     let mut bufs = vec![head.freeze()];
     bufs.append(&mut blocks);
-    (bufs, Directory { bytes: dir, records: header.records })
+    (
+        bufs,
+        Directory {
+            bytes: dir,
+            records: header.records,
+        },
+    )
 }
 
 /// Gives every `Append` its place in the frame; returns the length of the head (header, directories, inline bytes).
@@ -605,7 +665,9 @@ impl<'a> Frame<'a> {
     /// # Errors
     /// When `bytes` are shorter than the frame.
     pub fn new(header: FrameHeader, bytes: &'a [u8]) -> Result<Frame<'a>, JournalError> {
-        let bytes = bytes.get(..header.frame_len as usize).ok_or(JournalError::Length("frame"))?;
+        let bytes = bytes
+            .get(..header.frame_len as usize)
+            .ok_or(JournalError::Length("frame"))?;
         Ok(Frame { header, bytes })
     }
 
@@ -647,7 +709,9 @@ impl<'a> Frame<'a> {
     /// When the directory points outside the frame.
     pub fn body(&self, body_at: u32, len: u32) -> Result<&'a [u8], JournalError> {
         let start = body_at as usize;
-        let end = start.checked_add(len as usize).ok_or(JournalError::Length("body"))?;
+        let end = start
+            .checked_add(len as usize)
+            .ok_or(JournalError::Length("body"))?;
         if start < self.header.dirs_end() {
             return Err(JournalError::Length("body"));
         }
@@ -664,7 +728,11 @@ fn decode_directory(bytes: &[u8], count: u32, crc: u32) -> Result<Vec<Record>, J
     for _ in 0..count {
         records.push(Record::decode(&mut take)?);
     }
-    if take.0.is_empty() { Ok(records) } else { Err(JournalError::Length("directory")) }
+    if take.0.is_empty() {
+        Ok(records)
+    } else {
+        Err(JournalError::Length("directory"))
+    }
 }
 
 #[cfg(test)]

@@ -21,12 +21,18 @@ const MAX_INDEX_FILE: u64 = 16 << 20;
 /// What a load waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Step {
-    Open { file: FileId },
-    Read { file: FileId },
+    Open {
+        file: FileId,
+    },
+    Read {
+        file: FileId,
+    },
     /// The segment's file is being opened.
     Segment,
     /// Bytes of the segment from this block on.
-    Walk { from: Pos },
+    Walk {
+        from: Pos,
+    },
 }
 
 /// A load under way.
@@ -38,19 +44,40 @@ pub struct Load {
     needed: u64,
 }
 
+impl Load {
+    /// End of the window that the next step of the walk looks at.
+    fn window_end(&self, end: Pos) -> Pos {
+        self.builder.end().plus(STEP.max(self.needed)).min(end)
+    }
+}
+
 impl Store {
     /// Starts loading the index of a segment, unless it is loaded or being loaded.
     pub(crate) fn load_index(&mut self, no: LogNo, base: Offset, out: &mut Outbox) {
         let Some(log) = self.log(no) else { return };
-        let key = SegmentKey { partition: log.id, base };
+        let key = SegmentKey {
+            partition: log.id,
+            base,
+        };
         let path = log.path(base, "index");
-        if !log.segment(base).is_some_and(|s| matches!(s.index, IndexState::Unloaded)) {
+        if !log
+            .segment(base)
+            .is_some_and(|s| matches!(s.index, IndexState::Unloaded))
+        {
             return;
         }
         let file = self.ops.file();
-        let load = Load { builder: IndexBuilder::new(key), step: Step::Open { file }, needed: 0 };
+        let load = Load {
+            builder: IndexBuilder::new(key),
+            step: Step::Open { file },
+            needed: 0,
+        };
         self.set_index(no, base, IndexState::Loading(Box::new(load)));
-        let how = OpenHow { class: FileClass::Index, create: false, write: false };
+        let how = OpenHow {
+            class: FileClass::Index,
+            create: false,
+            write: false,
+        };
         let op = self.ops.id(Pending::IndexLoad { log: no, base });
         out.ops.push((op, DiskOp::Open { file, path, how }));
     }
@@ -79,8 +106,12 @@ impl Store {
         result: Result<Done, DiskError>,
         out: &mut Outbox,
     ) {
-        let Some(segment) = self.log_mut(no).and_then(|log| log.segment_mut(base)) else { return };
-        let IndexState::Loading(load) = &mut segment.index else { return };
+        let Some(segment) = self.log_mut(no).and_then(|log| log.segment_mut(base)) else {
+            return;
+        };
+        let IndexState::Loading(load) = &mut segment.index else {
+            return;
+        };
         match (load.step, result) {
             (Step::Open { file }, Ok(Done::Opened { len })) if len > 0 && !segment.index_distrusted => {
                 load.step = Step::Read { file };
@@ -113,9 +144,13 @@ impl Store {
     }
 
     fn take_index_file(&mut self, no: LogNo, base: Offset, bytes: &[u8]) {
-        let Some(segment) = self.log_mut(no).and_then(|log| log.segment_mut(base)) else { return };
+        let Some(segment) = self.log_mut(no).and_then(|log| log.segment_mut(base)) else {
+            return;
+        };
         let end = segment.end();
-        let IndexState::Loading(load) = &mut segment.index else { return };
+        let IndexState::Loading(load) = &mut segment.index else {
+            return;
+        };
         let mut read = index::decode(load.builder.key(), bytes);
         read.index.truncate(end);
         segment.index_blocks = read.index.full_blocks();
@@ -125,22 +160,32 @@ impl Store {
 
     /// Walks on from the builder's end: over the file below the tail, then over memory.
     pub(crate) fn walk_on(&mut self, now: Now, no: LogNo, base: Offset, out: &mut Outbox) {
-        let Some(segment) = self.log_mut(no).and_then(|log| log.segment_mut(base)) else { return };
-        let in_memory_from = segment.tail.start();
-        let (file, readable) = (segment.file, segment.end().min(in_memory_from));
-        let IndexState::Loading(load) = &mut segment.index else { return };
+        let Some(segment) = self.log_mut(no).and_then(|log| log.segment_mut(base)) else {
+            return;
+        };
+        let (file, end, tail_start) = (segment.file, segment.end(), segment.tail.start());
+        let IndexState::Loading(load) = &mut segment.index else {
+            return;
+        };
         let at = load.builder.end();
-        if at >= in_memory_from {
+        if at >= tail_start || at >= end {
             self.walk_memory(now, no, base, out);
             return;
         }
         match file {
             FileState::Open(file) => {
                 let from = at.floor(B);
-                let to = from.plus(STEP.max(load.needed + 2 * B)).ceil(B).min(readable.ceil(B));
+                let to = load.window_end(end).min(tail_start).ceil(B);
                 load.step = Step::Walk { from };
                 let op = self.ops.id(Pending::IndexLoad { log: no, base });
-                out.ops.push((op, DiskOp::Read { file, pos: from.0, len: (to.0 - from.0) as usize }));
+                out.ops.push((
+                    op,
+                    DiskOp::Read {
+                        file,
+                        pos: from.0,
+                        len: (to.0 - from.0) as usize,
+                    },
+                ));
             }
             FileState::Closed => {
                 load.step = Step::Segment;
@@ -153,107 +198,124 @@ impl Store {
     /// A load that waits for its segment's file goes on.
     pub(crate) fn resume_load(&mut self, now: Now, no: LogNo, base: Offset, out: &mut Outbox) {
         let segment = self.log(no).and_then(|log| log.segment(base));
-        if segment.is_some_and(|s| matches!(&s.index, IndexState::Loading(load) if load.step == Step::Segment)) {
+        if segment
+            .is_some_and(|s| matches!(&s.index, IndexState::Loading(load) if load.step == Step::Segment))
+        {
             self.walk_on(now, no, base, out);
         }
     }
 
-    fn walked(&mut self, now: Now, no: LogNo, base: Offset, from: Pos, bytes: &[u8], out: &mut Outbox) {
-        let Some(log) = self.logs.get_mut(no.0 as usize).and_then(|l| l.as_deref_mut()) else { return };
-        let at = log.segment_at(base);
-        let Some(segment) = at.and_then(|at| log.segments.get_mut(at)).filter(|s| s.base == base) else { return };
-        let (end, start_of_tail) = (segment.end(), segment.tail.start());
-        let IndexState::Loading(load) = &mut segment.index else { return };
-        // Bytes of the file beyond the segment's end are whatever was there before; memory is newer than the file.
-        let most = (end.min(start_of_tail.max(from)).0 - from.0) as usize;
-        let skip = (load.builder.end().0 - from.0) as usize;
-        let bytes = bytes.get(skip..bytes.len().min(most)).unwrap_or_default();
-        let before = load.builder.end();
-        match index::walk(&mut load.builder, bytes, Some(&log.epochs)) {
-            WalkStop::Fault(fault) => self.walk_failed(now, no, base, fault.to_string(), out),
-            WalkStop::Incomplete { needed } => {
-                let at = load.builder.end();
-                load.needed = needed as u64;
-                let progressed = at > before || needed > bytes.len();
-                if start_of_tail < end && at.plus(needed as u64) > start_of_tail {
-                    self.walk_memory(now, no, base, out);
-                } else if progressed && at.plus(needed as u64) <= end {
-                    self.walk_on(now, no, base, out);
-                } else {
-                    self.walk_failed(now, no, base, "the last batch is cut short".into(), out);
-                }
+    /// Bytes of the file came back: walks them, with what follows in memory when the window reaches there.
+    fn walked(&mut self, now: Now, no: LogNo, base: Offset, from: Pos, read: &[u8], out: &mut Outbox) {
+        let Some(log) = self.logs.get_mut(no.0 as usize).and_then(|l| l.as_deref_mut()) else {
+            return;
+        };
+        let Some(at) = log.segment_at(base) else { return };
+        let Some(segment) = log.segments.get_mut(at).filter(|s| s.base == base) else {
+            return;
+        };
+        let (end, tail_start) = (segment.end(), segment.tail.start());
+        let IndexState::Loading(load) = &mut segment.index else {
+            return;
+        };
+        let (at, to) = (load.builder.end(), load.window_end(end));
+        // The tail may have moved while the read was in flight: bytes it no longer holds are read again.
+        let in_file = to
+            .min(tail_start.max(at))
+            .min(from.plus(read.len() as u64))
+            .max(at);
+        let skip = (at.0 - from.0) as usize;
+        let mut bytes = read
+            .get(skip..(in_file.0 - from.0) as usize)
+            .unwrap_or_default()
+            .to_vec();
+        if in_file >= tail_start && to > in_file {
+            bytes.extend(
+                segment
+                    .tail
+                    .slices(in_file, to)
+                    .iter()
+                    .flat_map(|s| s.iter().copied()),
+            );
+        }
+        let had = bytes.len();
+        let stop = index::walk(&mut load.builder, &bytes, Some(&log.epochs));
+        let moved = load.builder.end() > at;
+        match stop {
+            WalkStop::Fault(fault) => self.walk_failed(now, no, base, &fault.to_string(), out),
+            WalkStop::Incomplete { needed } if load.builder.end().plus(needed as u64) > end => {
+                self.walk_failed(now, no, base, "the last batch is cut short", out);
             }
-            WalkStop::End => {
+            WalkStop::Incomplete { needed } if moved || needed as u64 > load.needed => {
+                load.needed = needed as u64;
+                self.walk_on(now, no, base, out);
+            }
+            WalkStop::End if had > 0 => {
                 load.needed = 0;
-                let at = load.builder.end();
-                if at >= end || at >= start_of_tail {
-                    self.walk_memory(now, no, base, out);
-                } else if bytes.is_empty() {
-                    self.walk_failed(now, no, base, "the file ends too early".into(), out);
-                } else {
-                    self.walk_on(now, no, base, out);
-                }
+                self.walk_on(now, no, base, out);
+            }
+            WalkStop::End | WalkStop::Incomplete { .. } => {
+                self.walk_failed(now, no, base, "the file ends too early", out);
             }
         }
     }
 
-    /// Walks what is in memory, which ends the load. A batch that begins in the file is completed from both.
+    /// Walks what is in memory, which ends the load.
     fn walk_memory(&mut self, now: Now, no: LogNo, base: Offset, out: &mut Outbox) {
-        let Some(log) = self.logs.get_mut(no.0 as usize).and_then(|l| l.as_deref_mut()) else { return };
-        let at = log.segment_at(base);
-        let Some(segment) = at.and_then(|at| log.segments.get_mut(at)).filter(|s| s.base == base) else { return };
-        let end = segment.end();
-        let IndexState::Loading(load) = &mut segment.index else { return };
-        if load.builder.end() < segment.tail.start() {
-            // The batch that spans file and memory: read its beginning again, then both together.
-            self.read_spanning(no, base, out);
+        let Some(log) = self.logs.get_mut(no.0 as usize).and_then(|l| l.as_deref_mut()) else {
             return;
-        }
-        let mut stop = WalkStop::End;
+        };
+        let Some(at) = log.segment_at(base) else { return };
+        let Some(segment) = log.segments.get_mut(at).filter(|s| s.base == base) else {
+            return;
+        };
+        let end = segment.end();
+        let IndexState::Loading(load) = &mut segment.index else {
+            return;
+        };
         let mut window = vec![0; STEP as usize];
-        while load.builder.end() < end {
+        let mut fault = None;
+        while load.builder.end() < end && fault.is_none() {
             let had = segment.tail.copy_to(load.builder.end(), &mut window);
-            stop = index::walk(&mut load.builder, &window[..had], Some(&log.epochs));
-            match stop {
+            match index::walk(&mut load.builder, &window[..had], Some(&log.epochs)) {
                 WalkStop::End => {}
                 WalkStop::Incomplete { needed } if load.builder.end().plus(needed as u64) <= end => {
                     window.resize(window.len().max(needed), 0);
                 }
-                WalkStop::Incomplete { .. } | WalkStop::Fault(_) => break,
+                WalkStop::Incomplete { .. } => fault = Some("the last batch is cut short".to_owned()),
+                WalkStop::Fault(found) => fault = Some(found.to_string()),
             }
         }
-        match stop {
-            WalkStop::Fault(fault) => self.walk_failed(now, no, base, fault.to_string(), out),
-            _ => self.index_loaded(now, no, base, out),
+        match fault {
+            Some(why) => self.walk_failed(now, no, base, &why, out),
+            None => self.index_loaded(now, no, base, out),
         }
-    }
-
-    fn read_spanning(&mut self, no: LogNo, base: Offset, out: &mut Outbox) {
-        let Some(segment) = self.log_mut(no).and_then(|log| log.segment_mut(base)) else { return };
-        let (file, to) = (segment.file, segment.tail.start());
-        let IndexState::Loading(load) = &mut segment.index else { return };
-        let FileState::Open(file) = file else { return };
-        let from = load.builder.end().floor(B);
-        load.step = Step::Walk { from };
-        load.needed = u64::MAX;
-        let op = self.ops.id(Pending::IndexLoad { log: no, base });
-        out.ops.push((op, DiskOp::Read { file, pos: from.0, len: (to.0 - from.0) as usize }));
     }
 
     /// The bytes from the builder's end on are no continuation: they are damaged up to the segment's end.
-    fn walk_failed(&mut self, now: Now, no: LogNo, base: Offset, why: String, out: &mut Outbox) {
-        let Some(segment) = self.log_mut(no).and_then(|log| log.segment_mut(base)) else { return };
+    fn walk_failed(&mut self, now: Now, no: LogNo, base: Offset, why: &str, out: &mut Outbox) {
+        let Some(segment) = self.log_mut(no).and_then(|log| log.segment_mut(base)) else {
+            return;
+        };
         let (end, next) = (segment.end(), segment.next);
-        let IndexState::Loading(load) = &segment.index else { return };
+        let IndexState::Loading(load) = &segment.index else {
+            return;
+        };
         let (at, first) = (load.builder.end(), load.builder.next_offset());
         tracing::error!(segment = base.0, at = at.0, "walking a segment stopped: {why}");
-        let damage = Damage { offsets: first.0..next.0, segment: base, bytes: at.0..end.0 };
+        let damage = Damage {
+            offsets: first.0..next.0,
+            segment: base,
+            bytes: at.0..end.0,
+        };
         self.note_damage(no, damage);
         self.index_loaded(now, no, base, out);
     }
 
     fn index_loaded(&mut self, now: Now, no: LogNo, base: Offset, out: &mut Outbox) {
-        let Some(segment) = self.log_mut(no).and_then(|log| log.segment_mut(base)) else { return };
+        let Some(segment) = self.log_mut(no).and_then(|log| log.segment_mut(base)) else {
+            return;
+        };
         let index = std::mem::replace(&mut segment.index, IndexState::Unloaded);
         if let IndexState::Loading(load) = index {
             segment.index = IndexState::Ready(load.builder);
@@ -267,22 +329,35 @@ impl Store {
 
     /// Writes the full index blocks that write-back has passed.
     pub(crate) fn write_index_blocks(&mut self, no: LogNo, base: Offset, out: &mut Outbox) {
-        let Some(segment) = self.log(no).and_then(|log| log.segment(base)) else { return };
-        let IndexState::Ready(builder) = &segment.index else { return };
+        let Some(segment) = self.log(no).and_then(|log| log.segment(base)) else {
+            return;
+        };
+        let IndexState::Ready(builder) = &segment.index else {
+            return;
+        };
         let index = builder.index();
         let from = segment.index_blocks;
         let passed = |block: &usize| {
-            index.get((block + 1) * index::BLOCK_ENTRIES - 1).is_some_and(|last| last.end <= segment.written)
+            index
+                .get((block + 1) * index::BLOCK_ENTRIES - 1)
+                .is_some_and(|last| last.end <= segment.written)
         };
-        let to = (from..index.full_blocks()).take_while(passed).last().map_or(from, |block| block + 1);
+        let to = (from..index.full_blocks())
+            .take_while(passed)
+            .last()
+            .map_or(from, |block| block + 1);
         self.write_blocks(no, base, from, to, false, out);
     }
 
     /// Writes the rest of a sealed segment's index, and its seal.
     pub(crate) fn write_seal(&mut self, no: LogNo, base: Offset, out: &mut Outbox) {
-        let Some(segment) = self.log_mut(no).and_then(|log| log.segment_mut(base)) else { return };
+        let Some(segment) = self.log_mut(no).and_then(|log| log.segment_mut(base)) else {
+            return;
+        };
         let end = segment.end();
-        let IndexState::Ready(builder) = &mut segment.index else { return };
+        let IndexState::Ready(builder) = &mut segment.index else {
+            return;
+        };
         if segment.index_sealed || builder.end() < end {
             return;
         }
@@ -291,23 +366,47 @@ impl Store {
         self.write_blocks(no, base, from, to, true, out);
     }
 
-    fn write_blocks(&mut self, no: LogNo, base: Offset, from: usize, to: usize, seal: bool, out: &mut Outbox) {
+    fn write_blocks(
+        &mut self,
+        no: LogNo,
+        base: Offset,
+        from: usize,
+        to: usize,
+        seal: bool,
+        out: &mut Outbox,
+    ) {
         let kind = SmallKind::Index { segment: base };
         if (from == to && !seal) || self.small.is_writing(no, kind) {
             return;
         }
         let Some(log) = self.log_mut(no) else { return };
         let path = log.path(base, "index");
-        let Some(segment) = log.segment_mut(base) else { return };
-        let IndexState::Ready(builder) = &segment.index else { return };
+        let Some(segment) = log.segment_mut(base) else {
+            return;
+        };
+        let IndexState::Ready(builder) = &segment.index else {
+            return;
+        };
         let index = builder.index();
-        let mut bytes: Vec<u8> = (from..to).filter_map(|block| index.encode_block(block)).flatten().collect();
+        let mut bytes: Vec<u8> = (from..to)
+            .filter_map(|block| index.encode_block(block))
+            .flatten()
+            .collect();
         if seal {
             bytes.extend(index.encode_seal());
         }
         segment.index_blocks = index.full_blocks().min(to);
         segment.index_sealed = seal;
-        self.write_small(no, kind, FileClass::Index, path, from as u64 * B, &bytes, seal, out);
+        self.write_small(
+            no,
+            kind,
+            FileClass::Index,
+            path,
+            from as u64 * B,
+            &bytes,
+            seal,
+            out,
+        );
     }
 }
 

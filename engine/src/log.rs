@@ -9,8 +9,8 @@ use std::ops::Range;
 use crate::batch::BatchHeader;
 use crate::epochs::EpochTable;
 use crate::error::FenceReason;
-use crate::producers::ProducerTable;
 use crate::index::SegmentKey;
+use crate::producers::ProducerTable;
 use crate::segment::{FileState, Segment, SegmentState};
 use crate::snapshot::Entry;
 use crate::store::{LogSettings, PartitionView, Waiting};
@@ -113,7 +113,13 @@ pub struct Log {
 impl Log {
     /// A new, empty log.
     #[must_use]
-    pub fn new(id: PartitionId, name: &str, settings: LogSettings, epochs: EpochTable, producers: ProducerTable) -> Log {
+    pub fn new(
+        id: PartitionId,
+        name: &str,
+        settings: LogSettings,
+        epochs: EpochTable,
+        producers: ProducerTable,
+    ) -> Log {
         Log {
             id,
             name: name.into(),
@@ -153,7 +159,9 @@ impl Log {
 
     /// The active segment.
     pub fn active_mut(&mut self) -> &mut Segment {
-        self.segments.back_mut().expect("a log always has its active segment")
+        self.segments
+            .back_mut()
+            .expect("a log always has its active segment")
     }
 
     /// Next offset to assign.
@@ -183,7 +191,9 @@ impl Log {
     /// Index in `segments` of the segment that holds `offset` (the active one for the end), when it is known.
     #[must_use]
     pub fn segment_at(&self, offset: Offset) -> Option<usize> {
-        self.segments.partition_point(|segment| segment.base <= offset).checked_sub(1)
+        self.segments
+            .partition_point(|segment| segment.base <= offset)
+            .checked_sub(1)
     }
 
     /// The segment that begins at `base`.
@@ -195,19 +205,27 @@ impl Log {
     /// The segment that begins at `base`.
     #[must_use]
     pub fn segment(&self, base: Offset) -> Option<&Segment> {
-        self.segments.get(self.segment_at(base)?).filter(|segment| segment.base == base)
+        self.segments
+            .get(self.segment_at(base)?)
+            .filter(|segment| segment.base == base)
     }
 
     /// Whether everything that a checkpoint must find in files is there.
     #[must_use]
     pub fn is_written(&self) -> bool {
-        self.segments.iter().rev().take_while(|s| s.state() != SegmentState::Sealed).all(Segment::is_written)
+        self.segments
+            .iter()
+            .rev()
+            .take_while(|s| s.state() != SegmentState::Sealed)
+            .all(Segment::is_written)
     }
 
     /// Whether a write-back or an allocation of its segments is in flight.
     #[must_use]
     pub fn is_writing(&self) -> bool {
-        self.segments.iter().any(|s| !s.in_flight.is_empty() || s.allocating.is_some())
+        self.segments
+            .iter()
+            .any(|s| !s.in_flight.is_empty() || s.allocating.is_some())
     }
 
     /// Whether a segment is between its last append and its exact length on disk.
@@ -263,9 +281,13 @@ impl Log {
         }
         let end = active.end().plus(len);
         let next = active.next.plus(header.next_offset().0 - header.base_offset.0);
-        let key = SegmentKey { partition: self.id, base: active.base };
+        let key = SegmentKey {
+            partition: self.id,
+            base: active.base,
+        };
         let age = now.wall_ms.saturating_sub(active.first_append_ms);
-        let old = active.first_append_ms > 0 && u64::try_from(age).is_ok_and(|age| age >= self.settings.segment_ms);
+        let old =
+            active.first_append_ms > 0 && u64::try_from(age).is_ok_and(|age| age >= self.settings.segment_ms);
         end.0 > self.settings.segment_bytes || !key.fits(end, next) || old
     }
 
@@ -273,8 +295,12 @@ impl Log {
     #[must_use]
     pub fn active_expired(&self, wall_ms: i64) -> bool {
         let active = self.active();
-        let Some(keep) = self.settings.retention_ms.filter(|_| active.next > active.base) else { return false };
-        let Some(newest) = active.max_timestamp() else { return false };
+        let Some(keep) = self.settings.retention_ms.filter(|_| active.next > active.base) else {
+            return false;
+        };
+        let Some(newest) = active.max_timestamp() else {
+            return false;
+        };
         let age = wall_ms.saturating_sub(newest.min(wall_ms));
         u64::try_from(age).is_ok_and(|age| age > keep)
     }
@@ -295,13 +321,20 @@ impl Log {
             .map(|s| Segment::resumed(entry.id, s.base, s.next, s.end, &s.tail))
             .collect();
         let last = log.segments.len() - 1;
-        log.segments.iter_mut().take(last).for_each(|s| s.set_state(SegmentState::Sealing));
+        log.segments
+            .iter_mut()
+            .take(last)
+            .for_each(|s| s.set_state(SegmentState::Sealing));
         log.log_start = entry.log_start;
         log.high_watermark = entry.high_watermark;
         log.durable_end = log.log_end();
         log.oldest = entry.oldest;
         log.damage = entry.damage.clone();
-        log.listing = if log.oldest < log.segments[0].base { Listing::Unknown } else { Listing::Known };
+        log.listing = if log.oldest < log.segments[0].base {
+            Listing::Unknown
+        } else {
+            Listing::Known
+        };
         log.expects_dir = log.listing == Listing::Unknown || log.segments.iter().any(|s| s.written > Pos(0));
         log
     }
@@ -317,7 +350,9 @@ impl Log {
     /// The damaged range that contains `offset`.
     #[must_use]
     pub fn damage_at(&self, offset: Offset) -> Option<&Damage> {
-        self.damage.iter().find(|damage| damage.offsets.contains(&offset.0))
+        self.damage
+            .iter()
+            .find(|damage| damage.offsets.contains(&offset.0))
     }
 
     /// Directory of the partition, relative to the data directory.
@@ -341,7 +376,9 @@ impl Log {
         }
         match self.segments.back_mut().filter(|s| s.base == segment) {
             Some(last) => last.reopen(self.id, pos, offset, prefix),
-            None => self.segments.push_back(Segment::resumed(self.id, segment, offset, pos, prefix)),
+            None => self
+                .segments
+                .push_back(Segment::resumed(self.id, segment, offset, pos, prefix)),
         }
         self.oldest = self.oldest.min(segment);
         self.log_start = self.log_start.min(offset);

@@ -48,8 +48,12 @@ impl Store {
     }
 
     fn place_need(&self, no: LogNo, base: Offset) -> Need {
-        let Some(log) = self.log(no) else { return Need::Nothing };
-        let Some(segment) = log.segment(base) else { return Need::Nothing };
+        let Some(log) = self.log(no) else {
+            return Need::Nothing;
+        };
+        let Some(segment) = log.segment(base) else {
+            return Need::Nothing;
+        };
         if log.is_dropping() || self.fenced.is_some() {
             return Need::Nothing;
         }
@@ -57,7 +61,9 @@ impl Store {
             (DirState::Unknown, _) => Need::Directory,
             (DirState::Making, _) | (_, FileState::Opening) => Need::Nothing,
             // A segment with bytes in its file must be there; one without may be new.
-            (DirState::Made, FileState::Closed) => Need::File { create: segment.written == Pos(0) },
+            (DirState::Made, FileState::Closed) => Need::File {
+                create: segment.written == Pos(0),
+            },
             (DirState::Made, FileState::Open(_)) => {
                 let waiting: u64 = log.waiting.front().map_or(0, |w| w.request.batch.len() as u64);
                 room_need(segment, waiting, log.place_step, log.settings.segment_bytes)
@@ -73,14 +79,33 @@ impl Store {
         out.ops.push((op, DiskOp::MakeDir { path }));
     }
 
-    pub(crate) fn directory_made(&mut self, now: Now, no: LogNo, result: Result<Done, DiskError>, out: &mut Outbox) {
+    pub(crate) fn directory_made(
+        &mut self,
+        now: Now,
+        no: LogNo,
+        result: Result<Done, DiskError>,
+        out: &mut Outbox,
+    ) {
         let node = self.cfg.node;
         let Some(log) = self.log_mut(no) else { return };
         match result {
             Ok(_) => {
-                let meta = PartitionMeta { topic_name: log.name.to_string(), partition: log.id, node_id: node };
+                let meta = PartitionMeta {
+                    topic_name: log.name.to_string(),
+                    partition: log.id,
+                    node_id: node,
+                };
                 let path = format!("{}/partition.meta", log.dir());
-                self.write_small(no, SmallKind::PartitionMeta, FileClass::Meta, path, 0, &meta.encode(), true, out);
+                self.write_small(
+                    no,
+                    SmallKind::PartitionMeta,
+                    FileClass::Meta,
+                    path,
+                    0,
+                    &meta.encode(),
+                    true,
+                    out,
+                );
             }
             Err(DiskError::Exists) => self.directory_ready(now, no, out),
             Err(error) => {
@@ -101,8 +126,12 @@ impl Store {
     /// Advances every segment that is not sealed.
     fn advance_open_segments(&mut self, now: Now, no: LogNo, out: &mut Outbox) {
         let Some(log) = self.log(no) else { return };
-        let bases: Vec<Offset> =
-            log.segments.iter().filter(|s| s.state() != SegmentState::Sealed).map(|s| s.base).collect();
+        let bases: Vec<Offset> = log
+            .segments
+            .iter()
+            .filter(|s| s.state() != SegmentState::Sealed)
+            .map(|s| s.base)
+            .collect();
         for base in bases {
             self.advance_place(now, no, base, out);
         }
@@ -115,7 +144,11 @@ impl Store {
         if let Some(segment) = log.segment_mut(base) {
             segment.file = FileState::Opening;
         }
-        let how = OpenHow { class: FileClass::Segment, create, write: true };
+        let how = OpenHow {
+            class: FileClass::Segment,
+            create,
+            write: true,
+        };
         let op = self.ops.id(Pending::OpenSegment { log: no, base, file });
         out.ops.push((op, DiskOp::Open { file, path, how }));
     }
@@ -167,11 +200,22 @@ impl Store {
             return;
         }
         log.place_step = (log.place_step * 2).min(MAX_STEP);
-        let Some(segment) = log.segment_mut(base) else { return };
-        let FileState::Open(file) = segment.file else { return };
+        let Some(segment) = log.segment_mut(base) else {
+            return;
+        };
+        let FileState::Open(file) = segment.file else {
+            return;
+        };
         segment.allocating = Some(to);
         let op = self.ops.id(Pending::Allocate { log: no, base, to });
-        out.ops.push((op, DiskOp::Allocate { file, pos: from.0, len: to.0 - from.0 }));
+        out.ops.push((
+            op,
+            DiskOp::Allocate {
+                file,
+                pos: from.0,
+                len: to.0 - from.0,
+            },
+        ));
     }
 
     pub(crate) fn allocated(
@@ -274,7 +318,11 @@ fn room_need(segment: &Segment, waiting: u64, step: u64, segment_bytes: u64) -> 
     }
     // After a start the place below the written bytes is known to be there; the rest is made sure of.
     let from = segment.allocated.max(segment.written.floor(B));
-    let ahead = if segment.state() == SegmentState::Active { from.plus(step) } else { needed };
+    let ahead = if segment.state() == SegmentState::Active {
+        from.plus(step)
+    } else {
+        needed
+    };
     let to = step_to(from, ahead, segment_bytes).max(needed);
     Need::Room { from, to }
 }

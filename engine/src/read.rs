@@ -30,9 +30,15 @@ const MAX_READ: u64 = 4 << 20;
 #[derive(Debug, Clone)]
 enum Want {
     Bytes(ReadRequest),
-    Time { token: u64, timestamp: i64, limit: Offset },
+    Time {
+        token: u64,
+        timestamp: i64,
+        limit: Offset,
+    },
     /// The start of the batch that contains the offset, for a cut.
-    Cut { to: Offset },
+    Cut {
+        to: Offset,
+    },
 }
 
 /// What a reader waits for.
@@ -78,14 +84,18 @@ pub(crate) struct Reads {
 impl Reads {
     /// Whether a cut of this log is being located.
     pub(crate) fn is_locating(&self, no: LogNo) -> bool {
-        self.by_log
-            .get(&no)
-            .is_some_and(|ids| ids.iter().any(|id| matches!(self.jobs[id].want, Want::Cut { .. })))
+        self.by_log.get(&no).is_some_and(|ids| {
+            ids.iter()
+                .any(|id| matches!(self.jobs[id].want, Want::Cut { .. }))
+        })
     }
 
     fn of_log(&self, no: LogNo, wanted: impl Fn(Blocked) -> bool) -> Vec<u64> {
         let ids = self.by_log.get(&no).map_or(&[][..], Vec::as_slice);
-        ids.iter().copied().filter(|id| wanted(self.jobs[id].blocked)).collect()
+        ids.iter()
+            .copied()
+            .filter(|id| wanted(self.jobs[id].blocked))
+            .collect()
     }
 
     fn add(&mut self, job: Job) -> u64 {
@@ -140,7 +150,16 @@ impl Store {
         limit: Offset,
         out: &mut Outbox,
     ) {
-        self.start_job(now, partition, Want::Time { token, timestamp, limit }, out);
+        self.start_job(
+            now,
+            partition,
+            Want::Time {
+                token,
+                timestamp,
+                limit,
+            },
+            out,
+        );
     }
 
     /// Looks up where a cut at `to` falls.
@@ -158,7 +177,14 @@ impl Store {
             Some(_) => None,
         };
         let log = no.unwrap_or(LogNo(u32::MAX));
-        let job = Job { log, partition, want, blocked: Blocked::Nothing, searched: Offset(0), reindexed: false };
+        let job = Job {
+            log,
+            partition,
+            want,
+            blocked: Blocked::Nothing,
+            searched: Offset(0),
+            reindexed: false,
+        };
         match refused {
             Some(error) => self.answer(now, &job, Answer::Refused(error), out),
             None => {
@@ -170,7 +196,9 @@ impl Store {
 
     fn advance_read(&mut self, now: Now, id: u64, out: &mut Outbox) {
         loop {
-            let Some(job) = self.reads.jobs.get(&id) else { return };
+            let Some(job) = self.reads.jobs.get(&id) else {
+                return;
+            };
             let no = job.log;
             match self.next_step(job) {
                 Next::Answer(answer) => {
@@ -204,7 +232,10 @@ impl Store {
             Blocked::Listing => self.list_segments(no, out),
             Blocked::Index(base) => self.load_index(no, base, out),
             Blocked::File(base) => {
-                let closed = self.log(no).and_then(|l| l.segment(base)).is_some_and(|s| s.file == FileState::Closed);
+                let closed = self
+                    .log(no)
+                    .and_then(|l| l.segment(base))
+                    .is_some_and(|s| s.file == FileState::Closed);
                 if closed {
                     self.open_segment(no, base, false, out);
                 }
@@ -234,13 +265,19 @@ impl Store {
         to: Pos,
         out: &mut Outbox,
     ) -> bool {
-        let Some(job) = self.reads.jobs.get(&id) else { return false };
+        let Some(job) = self.reads.jobs.get(&id) else {
+            return false;
+        };
         let no = job.log;
         let Some(log) = self.log(no) else { return false };
-        let Some(in_segment) = log.segment(segment) else { return false };
+        let Some(in_segment) = log.segment(segment) else {
+            return false;
+        };
         if from >= in_segment.tail.start() {
             self.stats.memory_reads += 1;
-            let Some(job) = self.reads.jobs.get(&id) else { return false };
+            let Some(job) = self.reads.jobs.get(&id) else {
+                return false;
+            };
             let Some(log) = self.log(no) else { return false };
             let answer = match &job.want {
                 Want::Bytes(request) => memory_bytes(log, segment, from, request),
@@ -249,7 +286,9 @@ impl Store {
                     return self.bytes_arrived(now, id, segment, from, &bytes, out);
                 }
             };
-            let Some(job) = self.reads.remove(id) else { return false };
+            let Some(job) = self.reads.remove(id) else {
+                return false;
+            };
             self.answer(now, &job, answer, out);
             return false;
         }
@@ -264,8 +303,19 @@ impl Store {
         if let Some(segment) = self.log_mut(no).and_then(|log| log.segment_mut(segment)) {
             segment.readers += 1;
         }
-        let op = self.ops.id(Pending::Read { read: id, log: no, segment });
-        out.ops.push((op, DiskOp::Read { file, pos: start.0, len: (end.0 - start.0) as usize }));
+        let op = self.ops.id(Pending::Read {
+            read: id,
+            log: no,
+            segment,
+        });
+        out.ops.push((
+            op,
+            DiskOp::Read {
+                file,
+                pos: start.0,
+                len: (end.0 - start.0) as usize,
+            },
+        ));
         false
     }
 
@@ -282,8 +332,12 @@ impl Store {
         if let Some(segment) = self.log_mut(no).and_then(|log| log.segment_mut(segment)) {
             segment.readers = segment.readers.saturating_sub(1);
         }
-        let Some(job) = self.reads.jobs.get_mut(&id) else { return };
-        let Blocked::Disk { from, to, .. } = std::mem::replace(&mut job.blocked, Blocked::Nothing) else { return };
+        let Some(job) = self.reads.jobs.get_mut(&id) else {
+            return;
+        };
+        let Blocked::Disk { from, to, .. } = std::mem::replace(&mut job.blocked, Blocked::Nothing) else {
+            return;
+        };
         let bytes = match result {
             Ok(Done::Read(bytes)) => bytes,
             Ok(_) => return,
@@ -306,7 +360,14 @@ impl Store {
     }
 
     /// The bytes `from..to` out of a disk read and, where the range goes on in memory, the tail.
-    fn complete_range(&self, no: LogNo, segment: Offset, from: Pos, to: Pos, read: &BufSlice) -> Option<BufSlice> {
+    fn complete_range(
+        &self,
+        no: LogNo,
+        segment: Offset,
+        from: Pos,
+        to: Pos,
+        read: &BufSlice,
+    ) -> Option<BufSlice> {
         let segment = self.log(no)?.segment(segment)?;
         let skip = (from.0 - from.floor(B).0) as usize;
         let len = (to.0 - from.0) as usize;
@@ -323,7 +384,11 @@ impl Store {
         }
         let mut whole = AppendBuf::with_capacity(len);
         whole.append(&read[skip..]);
-        segment.tail.slices(rest_at, to).iter().for_each(|slice| whole.append(slice));
+        segment
+            .tail
+            .slices(rest_at, to)
+            .iter()
+            .for_each(|slice| whole.append(slice));
         Some(whole.freeze())
     }
 
@@ -337,7 +402,9 @@ impl Store {
         bytes: &BufSlice,
         out: &mut Outbox,
     ) -> bool {
-        let Some(job) = self.reads.jobs.get(&id) else { return false };
+        let Some(job) = self.reads.jobs.get(&id) else {
+            return false;
+        };
         let (no, reindexed) = (job.log, job.reindexed);
         let Some(log) = self.log(no) else { return false };
         let good = match check_bytes(log, segment, from, bytes) {
@@ -355,8 +422,12 @@ impl Store {
                 return true;
             }
         };
-        let Some(job) = self.reads.jobs.get_mut(&id) else { return false };
-        let Some(log) = self.logs.get(no.0 as usize).and_then(|l| l.as_deref()) else { return false };
+        let Some(job) = self.reads.jobs.get_mut(&id) else {
+            return false;
+        };
+        let Some(log) = self.logs.get(no.0 as usize).and_then(|l| l.as_deref()) else {
+            return false;
+        };
         let bytes = bytes.slice(0..good);
         let answer = match &job.want {
             Want::Bytes(request) => disk_bytes(log, request, &bytes),
@@ -365,13 +436,18 @@ impl Store {
                 Some((offset, time)) => Answer::Time((offset < *limit).then_some((offset, time))),
                 None => {
                     // Records below the log start carried the time: go on behind this interval.
-                    let after = batch::batches(&bytes).filter_map(Result::ok).last().map(|(h, _)| h.next_offset());
+                    let after = batch::batches(&bytes)
+                        .filter_map(Result::ok)
+                        .last()
+                        .map(|(h, _)| h.next_offset());
                     job.searched = after.unwrap_or(job.searched).max(job.searched.plus(1));
                     return true;
                 }
             },
         };
-        let Some(job) = self.reads.remove(id) else { return false };
+        let Some(job) = self.reads.remove(id) else {
+            return false;
+        };
         self.answer(now, &job, answer, out);
         false
     }
@@ -380,7 +456,10 @@ impl Store {
     pub(crate) fn note_damage(&mut self, no: LogNo, damage: Damage) {
         self.stats.damage_found += 1;
         if let Some(log) = self.log_mut(no)
-            && !log.damage.iter().any(|known| known.offsets.contains(&damage.offsets.start))
+            && !log
+                .damage
+                .iter()
+                .any(|known| known.offsets.contains(&damage.offsets.start))
         {
             tracing::error!(partition = %log.id, from = damage.offsets.start, to = damage.offsets.end, "damaged bytes");
             log.damage.push(damage);
@@ -397,7 +476,11 @@ impl Store {
                     Answer::Refused(error) => Err(error),
                     Answer::Time(_) | Answer::Cut(_) => return,
                 };
-                out.events.push(StoreEvent::Read { token: request.token, partition, result });
+                out.events.push(StoreEvent::Read {
+                    token: request.token,
+                    partition,
+                    result,
+                });
             }
             Want::Time { token, .. } => {
                 let result = match answer {
@@ -405,7 +488,11 @@ impl Store {
                     Answer::Refused(error) => Err(error),
                     Answer::Bytes(_) | Answer::Cut(_) => return,
                 };
-                out.events.push(StoreEvent::TimeFound { token: *token, partition, result });
+                out.events.push(StoreEvent::TimeFound {
+                    token: *token,
+                    partition,
+                    result,
+                });
             }
             Want::Cut { .. } => {
                 let result = match answer {
@@ -422,16 +509,31 @@ impl Store {
 
     /// Readers of a segment go on: its file is open, or its index is loaded.
     pub(crate) fn resume_reads(&mut self, now: Now, no: LogNo, base: Offset, out: &mut Outbox) {
-        for id in self.reads.of_log(no, |b| b == Blocked::File(base) || b == Blocked::Index(base)) {
+        for id in self
+            .reads
+            .of_log(no, |b| b == Blocked::File(base) || b == Blocked::Index(base))
+        {
             self.set_blocked(id, Blocked::Nothing);
             self.advance_read(now, id, out);
         }
     }
 
     /// A segment's file could not be opened: its readers are answered.
-    pub(crate) fn reads_of_segment_failed(&mut self, now: Now, no: LogNo, base: Offset, error: DiskError, out: &mut Outbox) {
-        for id in self.reads.of_log(no, |b| b == Blocked::File(base) || b == Blocked::Index(base)) {
-            let Some(job) = self.reads.remove(id) else { continue };
+    pub(crate) fn reads_of_segment_failed(
+        &mut self,
+        now: Now,
+        no: LogNo,
+        base: Offset,
+        error: DiskError,
+        out: &mut Outbox,
+    ) {
+        for id in self
+            .reads
+            .of_log(no, |b| b == Blocked::File(base) || b == Blocked::Index(base))
+        {
+            let Some(job) = self.reads.remove(id) else {
+                continue;
+            };
             self.answer(now, &job, Answer::Refused(ReadError::Disk(error)), out);
         }
     }
@@ -439,7 +541,9 @@ impl Store {
     /// Answers every reader of a log with `error`.
     pub(crate) fn fail_reads(&mut self, now: Now, no: LogNo, error: &ReadError, out: &mut Outbox) {
         for id in self.reads.of_log(no, |_| true) {
-            let Some(job) = self.reads.remove(id) else { continue };
+            let Some(job) = self.reads.remove(id) else {
+                continue;
+            };
             self.answer(now, &job, Answer::Refused(error.clone()), out);
         }
     }
@@ -472,7 +576,9 @@ impl Store {
             Err(error) => {
                 log.listing = Listing::Unknown;
                 for id in self.reads.of_log(no, |b| b == Blocked::Listing) {
-                    let Some(job) = self.reads.remove(id) else { continue };
+                    let Some(job) = self.reads.remove(id) else {
+                        continue;
+                    };
                     self.answer(now, &job, Answer::Refused(ReadError::Disk(error)), out);
                 }
                 return;
@@ -514,7 +620,9 @@ fn adopt_segments(log: &mut Log, names: &[DirEntry]) -> Vec<String> {
     names
         .iter()
         .filter(|n| {
-            ["log", "index", "producers"].iter().any(|e| segment_base(&n.name, e).is_some_and(|base| !known(base)))
+            ["log", "index", "producers"]
+                .iter()
+                .any(|e| segment_base(&n.name, e).is_some_and(|base| !known(base)))
         })
         .map(|n| n.name.clone())
         .collect()
@@ -538,7 +646,10 @@ fn next_for_bytes(log: &Log, request: &ReadRequest) -> Next {
     }
     let limit = request.limit.min(log_end);
     if request.offset >= limit {
-        return Next::Answer(Answer::Bytes(ReadBytes { batches: Vec::new(), next: request.offset }));
+        return Next::Answer(Answer::Bytes(ReadBytes {
+            batches: Vec::new(),
+            next: request.offset,
+        }));
     }
     next_for_offset(log, request.offset, request.max_bytes as u64)
 }
@@ -546,16 +657,25 @@ fn next_for_bytes(log: &Log, request: &ReadRequest) -> Next {
 /// The range to look at for the batch that contains `offset`, with about `wanted` bytes.
 fn next_for_offset(log: &Log, offset: Offset, wanted: u64) -> Next {
     if let Some(damage) = log.damage_at(offset) {
-        return refuse(ReadError::Damaged { from: Offset(damage.offsets.start), to: Offset(damage.offsets.end) });
+        return refuse(ReadError::Damaged {
+            from: Offset(damage.offsets.start),
+            to: Offset(damage.offsets.end),
+        });
     }
     if offset < log.segments[0].base {
         return match log.listing {
-            Listing::Known => refuse(ReadError::Damaged { from: offset, to: log.segments[0].base }),
+            Listing::Known => refuse(ReadError::Damaged {
+                from: offset,
+                to: log.segments[0].base,
+            }),
             Listing::Unknown | Listing::Pending => Next::Wait(Blocked::Listing),
         };
     }
     let Some(segment) = log.segment_at(offset).map(|at| &log.segments[at]) else {
-        return refuse(ReadError::OutOfRange { log_start: log.log_start, log_end: log.log_end() });
+        return refuse(ReadError::OutOfRange {
+            log_start: log.log_start,
+            log_end: log.log_end(),
+        });
     };
     let IndexState::Ready(builder) = &segment.index else {
         return Next::Wait(Blocked::Index(segment.base));
@@ -563,18 +683,30 @@ fn next_for_offset(log: &Log, offset: Offset, wanted: u64) -> Next {
     let (open, open_offset) = builder.open_start();
     if offset >= builder.next_offset() {
         // The walk stopped before the segment's end: what lies behind is damaged.
-        return refuse(ReadError::Damaged { from: builder.next_offset(), to: segment.next });
+        return refuse(ReadError::Damaged {
+            from: builder.next_offset(),
+            to: segment.next,
+        });
     }
     let from = if offset >= open_offset {
         open
     } else {
         match builder.index().find_offset(offset) {
             Some(interval) => interval.pos,
-            None => return refuse(ReadError::Damaged { from: offset, to: open_offset }),
+            None => {
+                return refuse(ReadError::Damaged {
+                    from: offset,
+                    to: open_offset,
+                });
+            }
         }
     };
     let to = range_end(segment, builder, from, wanted);
-    Next::Range { segment: segment.base, from, to }
+    Next::Range {
+        segment: segment.base,
+        from,
+        to,
+    }
 }
 
 /// End of a read from `from`: whole intervals, about `wanted` bytes, at least one interval.
@@ -582,9 +714,19 @@ fn range_end(segment: &Segment, builder: &crate::index::IndexBuilder, from: Pos,
     let about = from.plus(wanted.clamp(READ_AHEAD, MAX_READ)).min(builder.end());
     let closed = builder.index().end();
     if about >= closed {
-        return if about.0 - closed.0.min(about.0) > 0 || from >= closed { builder.end() } else { closed };
+        return if about.0 - closed.0.min(about.0) > 0 || from >= closed {
+            builder.end()
+        } else {
+            closed
+        };
     }
-    builder.index().covering(about).map_or(segment.end(), |interval| if interval.pos > from { interval.pos } else { interval.end })
+    builder.index().covering(about).map_or(segment.end(), |interval| {
+        if interval.pos > from {
+            interval.pos
+        } else {
+            interval.end
+        }
+    })
 }
 
 fn next_for_time(log: &Log, searched: Offset, timestamp: i64, limit: Offset) -> Next {
@@ -599,16 +741,27 @@ fn next_for_time(log: &Log, searched: Offset, timestamp: i64, limit: Offset) -> 
         if builder.max_timestamp() < timestamp {
             continue;
         }
-        let found = builder.index().iter().find(|i| i.next > from && i.max_timestamp >= timestamp);
+        let found = builder
+            .index()
+            .iter()
+            .find(|i| i.next > from && i.max_timestamp >= timestamp);
         if let Some(interval) = found {
             if interval.first >= limit {
                 return Next::Answer(Answer::Time(None));
             }
-            return Next::Range { segment: segment.base, from: interval.pos, to: interval.end };
+            return Next::Range {
+                segment: segment.base,
+                from: interval.pos,
+                to: interval.end,
+            };
         }
         let (open, open_offset) = builder.open_start();
         if open < builder.end() && builder.next_offset() > from && open_offset < limit {
-            return Next::Range { segment: segment.base, from: open, to: builder.end() };
+            return Next::Range {
+                segment: segment.base,
+                from: open,
+                to: builder.end(),
+            };
         }
     }
     Next::Answer(Answer::Time(None))
@@ -673,7 +826,10 @@ fn disk_bytes(log: &Log, request: &ReadRequest, bytes: &BufSlice) -> Answer {
 
 fn cut_place(log: &Log, segment: Offset, from: Pos, to: Offset, bytes: &BufSlice) -> Answer {
     let Some((pos, header)) = crate::truncate::find_batch(bytes, from, to) else {
-        return Answer::Refused(ReadError::OutOfRange { log_start: log.log_start, log_end: log.log_end() });
+        return Answer::Refused(ReadError::OutOfRange {
+            log_start: log.log_start,
+            log_end: log.log_end(),
+        });
     };
     let floor = pos.floor(B);
     let tail = in_tail(log, segment);
@@ -684,20 +840,32 @@ fn cut_place(log: &Log, segment: Offset, from: Pos, to: Offset, bytes: &BufSlice
         let back = ((pos.0 - floor.0) as usize).min(skip);
         bytes[skip - back..skip].to_vec()
     };
-    Answer::Cut(Place { base: header.base_offset, segment, pos, prefix })
+    Answer::Cut(Place {
+        base: header.base_offset,
+        segment,
+        pos,
+        prefix,
+    })
 }
 
 /// The first record at or after `timestamp` in a run of whole batches, at or above `log_start`.
 fn find_time(bytes: &[u8], log_start: Offset, timestamp: i64) -> Option<(Offset, i64)> {
-    batch::batches(bytes).map_while(Result::ok).filter(|(h, _)| h.max_timestamp >= timestamp).find_map(|(header, batch)| {
-        if header.codec() != 0 || header.timestamp_type() == batch::TimestampType::LogAppendTime {
-            return (header.base_offset >= log_start).then_some((header.base_offset, header.max_timestamp));
-        }
-        batch::records(batch).ok()?.map_while(Result::ok).find_map(|record| {
-            let hit = record.timestamp >= timestamp && record.offset >= log_start;
-            hit.then_some((record.offset, record.timestamp))
+    batch::batches(bytes)
+        .map_while(Result::ok)
+        .filter(|(h, _)| h.max_timestamp >= timestamp)
+        .find_map(|(header, batch)| {
+            if header.codec() != 0 || header.timestamp_type() == batch::TimestampType::LogAppendTime {
+                return (header.base_offset >= log_start)
+                    .then_some((header.base_offset, header.max_timestamp));
+            }
+            batch::records(batch)
+                .ok()?
+                .map_while(Result::ok)
+                .find_map(|record| {
+                    let hit = record.timestamp >= timestamp && record.offset >= log_start;
+                    hit.then_some((record.offset, record.timestamp))
+                })
         })
-    })
 }
 
 /// What the checks say of bytes from disk.
@@ -712,8 +880,12 @@ enum Checked {
 
 /// Checks every interval of a range, and what no interval covers by offsets, epochs and batch checksums.
 fn check_bytes(log: &Log, segment: Offset, from: Pos, bytes: &[u8]) -> Checked {
-    let Some(in_segment) = log.segment(segment) else { return Checked::StaleIndex };
-    let IndexState::Ready(builder) = &in_segment.index else { return Checked::StaleIndex };
+    let Some(in_segment) = log.segment(segment) else {
+        return Checked::StaleIndex;
+    };
+    let IndexState::Ready(builder) = &in_segment.index else {
+        return Checked::StaleIndex;
+    };
     let index = builder.index();
     let mut good = 0;
     while good < bytes.len() {
@@ -724,7 +896,13 @@ fn check_bytes(log: &Log, segment: Offset, from: Pos, bytes: &[u8]) -> Checked {
                 let whole = index.key().verify(&interval, &bytes[good..good + len]);
                 (len, interval.first.0..interval.next.0, whole)
             }
-            Some(_) => return if good > 0 { Checked::Good(good) } else { Checked::StaleIndex },
+            Some(_) => {
+                return if good > 0 {
+                    Checked::Good(good)
+                } else {
+                    Checked::StaleIndex
+                };
+            }
             None => {
                 let (_, open_offset) = builder.open_start();
                 (bytes.len() - good, open_offset.0..builder.next_offset().0, false)
@@ -740,7 +918,11 @@ fn check_bytes(log: &Log, segment: Offset, from: Pos, bytes: &[u8]) -> Checked {
                 (true, _) => {}
                 (false, 0) => {
                     let bytes = pos.0..pos.0 + len as u64;
-                    return Checked::Bad(Damage { offsets, segment, bytes });
+                    return Checked::Bad(Damage {
+                        offsets,
+                        segment,
+                        bytes,
+                    });
                 }
                 (false, _) => return Checked::Good(good),
             }
@@ -764,4 +946,3 @@ fn batches_are_good(log: &Log, bytes: &[u8], first: Offset, end: Offset) -> bool
     }
     next == end
 }
-

@@ -58,7 +58,12 @@ pub enum RecoverError {
     Config(#[from] ConfigError),
     /// Files of another node, shard or generation.
     #[error("{path} belongs to node {node}, shard {shard}, generation {generation}; this is not our journal")]
-    Foreign { path: String, node: u32, shard: u16, generation: u64 },
+    Foreign {
+        path: String,
+        node: u32,
+        shard: u16,
+        generation: u64,
+    },
     /// The journal's promises cannot be met: starting would lose acknowledged records silently.
     #[error("the journal of shard {shard} is damaged: {what}")]
     Damaged { shard: u16, what: String },
@@ -79,8 +84,15 @@ pub(crate) struct Files<'a> {
 impl Files<'_> {
     /// Runs operations together; the first failure is the result.
     pub(crate) fn all(&mut self, path: &str, ops: Vec<DiskOp>) -> Result<Vec<Done>, RecoverError> {
-        let named = |error| RecoverError::Disk { path: path.to_owned(), error };
-        self.disk.run(ops)?.into_iter().map(|result| result.map_err(named)).collect()
+        let named = |error| RecoverError::Disk {
+            path: path.to_owned(),
+            error,
+        };
+        self.disk
+            .run(ops)?
+            .into_iter()
+            .map(|result| result.map_err(named))
+            .collect()
     }
 
     pub(crate) fn one(&mut self, path: &str, op: DiskOp) -> Result<Done, RecoverError> {
@@ -90,10 +102,18 @@ impl Files<'_> {
 
     /// Makes a directory when it is missing; whether it was made.
     pub(crate) fn make_dir(&mut self, path: &str) -> Result<bool, RecoverError> {
-        let result = self.disk.run(vec![DiskOp::MakeDir { path: path.to_owned() }])?.pop();
+        let result = self
+            .disk
+            .run(vec![DiskOp::MakeDir {
+                path: path.to_owned(),
+            }])?
+            .pop();
         match result {
             Some(Err(DiskError::Exists)) => Ok(false),
-            Some(Err(error)) => Err(RecoverError::Disk { path: path.to_owned(), error }),
+            Some(Err(error)) => Err(RecoverError::Disk {
+                path: path.to_owned(),
+                error,
+            }),
             _ => Ok(true),
         }
     }
@@ -102,9 +122,17 @@ impl Files<'_> {
     pub(crate) fn make_dirs(&mut self, path: &str) -> Result<(), RecoverError> {
         let mut parent = String::new();
         for part in path.split('/') {
-            let dir = if parent.is_empty() { part.to_owned() } else { format!("{parent}/{part}") };
+            let dir = if parent.is_empty() {
+                part.to_owned()
+            } else {
+                format!("{parent}/{part}")
+            };
             self.make_dir(&dir)?;
-            let synced = if parent.is_empty() { ".".to_owned() } else { parent.clone() };
+            let synced = if parent.is_empty() {
+                ".".to_owned()
+            } else {
+                parent.clone()
+            };
             self.one(&synced, DiskOp::SyncDir { path: synced.clone() })?;
             parent = dir;
         }
@@ -114,26 +142,43 @@ impl Files<'_> {
     /// Opens a file; `None` when it is missing and not to be created.
     pub(crate) fn open(&mut self, path: &str, how: OpenHow) -> Result<Option<(FileId, u64)>, RecoverError> {
         let file = self.ops.file();
-        let open = DiskOp::Open { file, path: path.to_owned(), how };
+        let open = DiskOp::Open {
+            file,
+            path: path.to_owned(),
+            how,
+        };
         match self.disk.run(vec![open])?.pop() {
             Some(Ok(Done::Opened { len })) => Ok(Some((file, len))),
             Some(Err(DiskError::NotFound)) if !how.create => {
                 self.ops.free_file(file);
                 Ok(None)
             }
-            Some(Err(error)) => Err(RecoverError::Disk { path: path.to_owned(), error }),
+            Some(Err(error)) => Err(RecoverError::Disk {
+                path: path.to_owned(),
+                error,
+            }),
             _ => Err(RecoverError::Gone(DiskGone("an open without an answer".into()))),
         }
     }
 
     /// Reads `len` bytes at `pos` in pieces that run together; stops short at the end of the file.
-    pub(crate) fn read(&mut self, path: &str, file: FileId, pos: u64, len: u64) -> Result<Vec<u8>, RecoverError> {
+    pub(crate) fn read(
+        &mut self,
+        path: &str,
+        file: FileId,
+        pos: u64,
+        len: u64,
+    ) -> Result<Vec<u8>, RecoverError> {
         const PIECE: u64 = 2 << 20;
         let ops = (0..len.div_ceil(PIECE))
             .map(|i| {
                 let at = i * PIECE;
                 let piece = PIECE.min(len - at).next_multiple_of(BLOCK as u64);
-                DiskOp::Read { file, pos: pos + at, len: piece as usize }
+                DiskOp::Read {
+                    file,
+                    pos: pos + at,
+                    len: piece as usize,
+                }
             })
             .collect();
         let mut bytes = Vec::with_capacity(len as usize);
@@ -161,7 +206,11 @@ pub(crate) struct Snapshots {
 
 fn open_snapshots(files: &mut Files<'_>, cfg: &StoreConfig) -> Result<Snapshots, RecoverError> {
     let dir = journal_dir(cfg.generation, cfg.shard.0);
-    let how = OpenHow { class: FileClass::Checkpoint, create: true, write: true };
+    let how = OpenHow {
+        class: FileClass::Checkpoint,
+        create: true,
+        write: true,
+    };
     let mut snapshots = Snapshots {
         files: [FileId(0); 2],
         lens: [0; 2],
@@ -174,7 +223,9 @@ fn open_snapshots(files: &mut Files<'_>, cfg: &StoreConfig) -> Result<Snapshots,
     let mut headers = Vec::new();
     for (slot, name) in ["checkpoint-a", "checkpoint-b"].into_iter().enumerate() {
         let path = format!("{dir}/{name}");
-        let Some((file, len)) = files.open(&path, how)? else { continue };
+        let Some((file, len)) = files.open(&path, how)? else {
+            continue;
+        };
         files.one(&path, DiskOp::Sync { file })?;
         (snapshots.files[slot], snapshots.lens[slot]) = (file, len);
         let block = files.read(&path, file, 0, (BLOCK as u64).min(len))?;
@@ -211,7 +262,12 @@ pub(crate) fn check_owner(
     if (node, shard, generation) == (cfg.node, cfg.shard.0, cfg.generation) {
         Ok(())
     } else {
-        Err(RecoverError::Foreign { path: path.to_owned(), node, shard, generation })
+        Err(RecoverError::Foreign {
+            path: path.to_owned(),
+            node,
+            shard,
+            generation,
+        })
     }
 }
 
@@ -220,11 +276,24 @@ impl Store {
     ///
     /// # Errors
     /// [`RecoverError`] when the disk fails or the journal cannot keep its promises.
-    pub fn recover(disk: &mut dyn Disk, cfg: StoreConfig, now: Now) -> Result<(Store, RecoveryReport), RecoverError> {
+    pub fn recover(
+        disk: &mut dyn Disk,
+        cfg: StoreConfig,
+        now: Now,
+    ) -> Result<(Store, RecoveryReport), RecoverError> {
         let grain = disk.grain();
-        let mut files = Files { disk, ops: Ops::default() };
+        let mut files = Files {
+            disk,
+            ops: Ops::default(),
+        };
         let (cfg, replayed, snapshots) = replay_shard(&mut files, cfg, now)?;
-        let Replayed { logs, resume, mut report, checkpoint_lsn, .. } = replayed;
+        let Replayed {
+            logs,
+            resume,
+            mut report,
+            checkpoint_lsn,
+            ..
+        } = replayed;
         report.partitions = logs.len();
         report.fenced = logs.iter().filter(|log| log.fenced.is_some()).count();
         let commit = Commit::new(&cfg, grain, checkpoint_lsn, resume);
@@ -257,7 +326,8 @@ impl Store {
         self.commit.push(now, start, Body::None, Effect::None);
         let mut issued = Vec::new();
         let ops = &mut self.ops;
-        self.commit.issue(now, &mut || ops.id(Pending::Journal), &mut issued);
+        self.commit
+            .issue(now, &mut || ops.id(Pending::Journal), &mut issued);
         let (ids, disk_ops): (Vec<_>, Vec<_>) = issued.into_iter().unzip();
         let results = disk.run(disk_ops)?;
         let mut effects = Vec::new();
@@ -271,7 +341,10 @@ impl Store {
             Ok(())
         } else {
             let what = "no room for the start frame: every journal file is in use".to_owned();
-            Err(RecoverError::Damaged { shard: self.cfg.shard.0, what })
+            Err(RecoverError::Damaged {
+                shard: self.cfg.shard.0,
+                what,
+            })
         }
     }
 }

@@ -64,7 +64,10 @@ impl Removal {
             return Some(self.pause_until);
         }
         let idle = self.stack.is_empty() && self.step.is_none();
-        self.waiting.front().filter(|_| idle).map(|doomed| doomed.not_before.max(self.pause_until))
+        self.waiting
+            .front()
+            .filter(|_| idle)
+            .map(|doomed| doomed.not_before.max(self.pause_until))
     }
 }
 
@@ -79,7 +82,11 @@ impl Store {
     ) {
         self.removal.unique += 1;
         let to = format!("{path}.{}.{}{DELETE_SUFFIX}", self.cfg.term, self.removal.unique);
-        let op = self.ops.id(Pending::SetAside { to: to.clone(), is_dir, answer });
+        let op = self.ops.id(Pending::SetAside {
+            to: to.clone(),
+            is_dir,
+            answer,
+        });
         out.ops.push((op, DiskOp::Rename { from: path, to }));
     }
 
@@ -97,14 +104,23 @@ impl Store {
             self.doom(path, is_dir, now.after_ms(self.cfg.delete_delay_ms));
         }
         if let Some((token, partition)) = answer {
-            out.events.push(StoreEvent::Done { token, partition, result: Ok(()) });
+            out.events.push(StoreEvent::Done {
+                token,
+                partition,
+                result: Ok(()),
+            });
         }
     }
 
     /// Queues a `-delete` name for removal.
     pub(crate) fn doom(&mut self, path: String, is_dir: bool, not_before: u64) {
         let begun = self.checkpoint.begun();
-        self.removal.waiting.push_back(Doomed { path, is_dir, begun, not_before });
+        self.removal.waiting.push_back(Doomed {
+            path,
+            is_dir,
+            begun,
+            not_before,
+        });
     }
 
     /// Removes what may go now, one step at a time.
@@ -131,12 +147,18 @@ impl Store {
     }
 
     fn remove_top(&mut self, out: &mut Outbox) {
-        let Some((path, is_dir)) = self.removal.stack.last().cloned() else { return };
+        let Some((path, is_dir)) = self.removal.stack.last().cloned() else {
+            return;
+        };
         if is_dir {
             self.removal_op(Step::List, DiskOp::List { path }, out);
         } else {
             let file = self.ops.file();
-            let how = OpenHow { class: FileClass::Segment, create: false, write: true };
+            let how = OpenHow {
+                class: FileClass::Segment,
+                create: false,
+                write: true,
+            };
             self.removal_op(Step::Open { file }, DiskOp::Open { file, path, how }, out);
         }
     }
@@ -149,7 +171,9 @@ impl Store {
 
     /// Takes in the end of a step. A failure leaves the name behind: it is met again when its directory is listed.
     pub(crate) fn removal_step(&mut self, now: Now, result: Result<Done, DiskError>, out: &mut Outbox) {
-        let Some(step) = self.removal.step.take() else { return };
+        let Some(step) = self.removal.step.take() else {
+            return;
+        };
         match (step, result) {
             (Step::Open { file }, Ok(Done::Opened { len })) => self.shrink_or_close(now, file, len, out),
             (Step::Open { file }, _) => {
@@ -165,12 +189,18 @@ impl Store {
                 self.unlink_top(out);
             }
             (Step::List, Ok(Done::Listed(names))) if names.is_empty() => {
-                let Some((path, _)) = self.removal.stack.last().cloned() else { return };
+                let Some((path, _)) = self.removal.stack.last().cloned() else {
+                    return;
+                };
                 self.removal_op(Step::RemoveDir, DiskOp::RemoveDir { path }, out);
             }
             (Step::List, Ok(Done::Listed(names))) => {
-                let Some((dir, _)) = self.removal.stack.last().cloned() else { return };
-                self.removal.stack.extend(names.into_iter().map(|n| (format!("{dir}/{}", n.name), n.is_dir)));
+                let Some((dir, _)) = self.removal.stack.last().cloned() else {
+                    return;
+                };
+                self.removal
+                    .stack
+                    .extend(names.into_iter().map(|n| (format!("{dir}/{}", n.name), n.is_dir)));
                 self.remove_top(out);
             }
             (Step::Unlink | Step::RemoveDir, Ok(_)) => {
@@ -190,7 +220,9 @@ impl Store {
     }
 
     fn unlink_top(&mut self, out: &mut Outbox) {
-        let Some((path, _)) = self.removal.stack.last().cloned() else { return };
+        let Some((path, _)) = self.removal.stack.last().cloned() else {
+            return;
+        };
         self.removal_op(Step::Unlink, DiskOp::Unlink { path }, out);
     }
 }

@@ -46,7 +46,11 @@ impl Store {
         }
         let done = to == self.logs.len();
         self.retention.next = if done { 0 } else { to };
-        self.retention.due = if done { now.after_ms(self.cfg.retention_check_ms) } else { now.mono };
+        self.retention.due = if done {
+            now.after_ms(self.cfg.retention_check_ms)
+        } else {
+            now.mono
+        };
     }
 
     fn check_retention(&mut self, now: Now, no: LogNo, out: &mut Outbox) {
@@ -61,7 +65,11 @@ impl Store {
             self.list_segments(no, out);
             return;
         }
-        if log.active_expired(now.wall_ms) && self.log(no).is_some_and(|log| log.high_watermark == log.log_end()) {
+        if log.active_expired(now.wall_ms)
+            && self
+                .log(no)
+                .is_some_and(|log| log.high_watermark == log.log_end())
+        {
             self.roll(no, out);
         }
         let start = match self.retention_start(now, no) {
@@ -81,12 +89,20 @@ impl Store {
 
     /// The log start that retention asks for; `Err` with a segment whose index must be loaded first.
     fn retention_start(&self, now: Now, no: LogNo) -> Result<Offset, Offset> {
-        let Some(log) = self.log(no) else { return Ok(Offset(0)) };
+        let Some(log) = self.log(no) else {
+            return Ok(Offset(0));
+        };
         let mut start = log.log_start;
         let mut total: u64 = log.segments.iter().map(|s| s.end().0).sum();
-        for segment in log.segments.iter().take_while(|s| s.state() == SegmentState::Sealed) {
-            let too_much =
-                log.settings.retention_bytes.is_some_and(|most| total.saturating_sub(segment.end().0) >= most);
+        for segment in log
+            .segments
+            .iter()
+            .take_while(|s| s.state() == SegmentState::Sealed)
+        {
+            let too_much = log
+                .settings
+                .retention_bytes
+                .is_some_and(|most| total.saturating_sub(segment.end().0) >= most);
             if !too_much && !Store::segment_expired(log, segment.base, now)? {
                 break;
             }
@@ -100,8 +116,12 @@ impl Store {
     }
 
     fn segment_expired(log: &Log, base: Offset, now: Now) -> Result<bool, Offset> {
-        let Some(keep) = log.settings.retention_ms else { return Ok(false) };
-        let Some(segment) = log.segment(base) else { return Ok(false) };
+        let Some(keep) = log.settings.retention_ms else {
+            return Ok(false);
+        };
+        let Some(segment) = log.segment(base) else {
+            return Ok(false);
+        };
         let newest = segment.max_timestamp().ok_or(base)?;
         // A client's clock may be absurd: a time in the far future would keep a segment for ever, so it counts as now.
         let age = now.wall_ms.saturating_sub(newest.min(now.wall_ms));
@@ -112,8 +132,12 @@ impl Store {
     pub(crate) fn raise_log_start(&mut self, now: Now, no: LogNo, start: Offset, token: Option<u64>) {
         let Some(log) = self.log_mut(no) else { return };
         log.raise_start(start);
-        let record = Record::LogStart { partition: log.id, offset: start };
-        self.commit.push(now, record, Body::None, Effect::LogStart { log: no, token });
+        let record = Record::LogStart {
+            partition: log.id,
+            offset: start,
+        };
+        self.commit
+            .push(now, record, Body::None, Effect::LogStart { log: no, token });
     }
 
     pub(crate) fn log_start_durable(&mut self, now: Now, no: LogNo, token: Option<u64>, out: &mut Outbox) {
@@ -121,7 +145,11 @@ impl Store {
         let (partition, start) = (log.id, log.log_start);
         out.events.push(StoreEvent::LogStart { partition, start });
         if let Some(token) = token {
-            out.events.push(StoreEvent::Done { token, partition, result: Ok(()) });
+            out.events.push(StoreEvent::Done {
+                token,
+                partition,
+                result: Ok(()),
+            });
         }
         self.set_aside_below(now, no, out);
     }
@@ -133,12 +161,17 @@ impl Store {
             let start = log.log_start;
             let gone = log.segments.len() > 1
                 && log.segments.front().is_some_and(|s| {
-                    s.next <= start && s.state() == SegmentState::Sealed && s.in_flight.is_empty() && s.readers == 0
+                    s.next <= start
+                        && s.state() == SegmentState::Sealed
+                        && s.in_flight.is_empty()
+                        && s.readers == 0
                 });
             if !gone {
                 return;
             }
-            let Some(segment) = log.segments.pop_front() else { return };
+            let Some(segment) = log.segments.pop_front() else {
+                return;
+            };
             log.oldest = segment.next;
             self.write_back.memory = self.write_back.memory.saturating_sub(segment.tail.memory());
             self.reads_were_cut(now, no, out);
@@ -152,14 +185,18 @@ impl Store {
     fn rename_segment(&mut self, no: LogNo, base: Offset, out: &mut Outbox) {
         self.stats.segments_removed += 1;
         for extension in EXTENSIONS {
-            let Some(path) = self.log(no).map(|log| log.path(base, extension)) else { return };
+            let Some(path) = self.log(no).map(|log| log.path(base, extension)) else {
+                return;
+            };
             self.set_aside(path, false, None, out);
         }
     }
 
     /// Remembers the segments that a cut removed; their files go when the cut is durable.
     pub(crate) fn set_aside_after(&mut self, no: LogNo, gone: Vec<Segment>) {
-        self.removal.cut.extend(gone.into_iter().map(|segment| (no, segment.base, segment.file)));
+        self.removal
+            .cut
+            .extend(gone.into_iter().map(|segment| (no, segment.base, segment.file)));
     }
 
     /// The cut of `no` is durable: its segments' files go.
@@ -188,7 +225,9 @@ impl Store {
     /// Goes on with a drop once its record is durable and nothing of the partition is in flight.
     pub(crate) fn drop_may_go_on(&mut self, now: Now, no: LogNo, out: &mut Outbox) {
         let Some(log) = self.log(no) else { return };
-        let LogState::Dropping { token } = log.state else { return };
+        let LogState::Dropping { token } = log.state else {
+            return;
+        };
         if !log.dropped || log.is_busy_on_disk() || self.small.is_writing_any(no) {
             return;
         }
@@ -199,7 +238,9 @@ impl Store {
         {
             self.checkpoint.release_pin();
         }
-        let Some(log) = self.logs[no.0 as usize].take() else { return };
+        let Some(log) = self.logs[no.0 as usize].take() else {
+            return;
+        };
         self.by_id.remove(&partition);
         self.write_back.dirty = self.write_back.dirty.saturating_sub(log.dirty());
         self.write_back.memory = self.write_back.memory.saturating_sub(log.memory());

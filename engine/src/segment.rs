@@ -47,7 +47,11 @@ impl Tail {
     #[must_use]
     pub fn new(at: Pos, prefix: &[u8]) -> Tail {
         assert!(at.0.is_multiple_of(B), "a tail begins at a block");
-        let mut tail = Tail { chunks: VecDeque::new(), end: at, memory: 0 };
+        let mut tail = Tail {
+            chunks: VecDeque::new(),
+            end: at,
+            memory: 0,
+        };
         if !prefix.is_empty() {
             tail.append(prefix);
         }
@@ -78,7 +82,9 @@ impl Tail {
             if self.chunks.back().is_none_or(|chunk| chunk.buf.remaining() == 0) {
                 self.add_chunk(bytes.len() + hint);
             }
-            let Some(chunk) = self.chunks.back_mut() else { unreachable!("a chunk was just made") };
+            let Some(chunk) = self.chunks.back_mut() else {
+                unreachable!("a chunk was just made")
+            };
             let (now, later) = bytes.split_at(bytes.len().min(chunk.buf.remaining()));
             chunk.buf.append(now);
             self.end = self.end.plus(now.len() as u64);
@@ -94,11 +100,17 @@ impl Tail {
 
     fn add_chunk(&mut self, wanted: usize) {
         let start = self.chunks.back().map_or(self.end.floor(B), Chunk::end);
-        debug_assert_eq!(start, self.end, "chunks are contiguous and end at block multiples");
+        debug_assert_eq!(
+            start, self.end,
+            "chunks are contiguous and end at block multiples"
+        );
         // A partition that has filled a chunk is busy: the next one is twice as large.
         let grown = self.chunks.back().map_or(BLOCK, |chunk| chunk.buf.capacity() * 2);
         let size = wanted.max(grown).min(MAX_CHUNK).next_power_of_two();
-        self.push_chunk(Chunk { start, buf: AppendBuf::with_capacity(size) });
+        self.push_chunk(Chunk {
+            start,
+            buf: AppendBuf::with_capacity(size),
+        });
     }
 
     fn push_chunk(&mut self, chunk: Chunk) {
@@ -118,7 +130,10 @@ impl Tail {
     /// When the range is not wholly in memory.
     #[must_use]
     pub fn slices(&self, from: Pos, to: Pos) -> Vec<BufSlice> {
-        assert!(self.start() <= from && from <= to && to <= self.end, "the range is in memory");
+        assert!(
+            self.start() <= from && from <= to && to <= self.end,
+            "the range is in memory"
+        );
         let first = self.chunks.partition_point(|chunk| chunk.end() <= from);
         self.chunks
             .iter()
@@ -158,7 +173,9 @@ impl Tail {
             return None;
         }
         let mut block = AppendBuf::with_capacity(BLOCK);
-        self.slices(floor, self.end).iter().for_each(|slice| block.append(slice));
+        self.slices(floor, self.end)
+            .iter()
+            .for_each(|slice| block.append(slice));
         block.append_zeros(BLOCK - block.len());
         Some(block.freeze())
     }
@@ -187,7 +204,11 @@ impl Tail {
         if self.chunks.len() != 1 || before <= 4 * B || self.end.0 - keep.0 >= before / 4 {
             return 0;
         }
-        let rest: Vec<u8> = self.slices(keep, self.end).iter().flat_map(|s| s.iter().copied()).collect();
+        let rest: Vec<u8> = self
+            .slices(keep, self.end)
+            .iter()
+            .flat_map(|s| s.iter().copied())
+            .collect();
         *self = Tail::new(keep, &rest);
         before - self.memory()
     }
@@ -196,7 +217,10 @@ impl Tail {
     pub fn cut(&mut self, to: Pos) {
         let floor = to.floor(B);
         let prefix: Vec<u8> = if to > floor {
-            self.slices(floor, to).iter().flat_map(|s| s.iter().copied()).collect()
+            self.slices(floor, to)
+                .iter()
+                .flat_map(|s| s.iter().copied())
+                .collect()
         } else {
             Vec::new()
         };
@@ -212,7 +236,10 @@ impl Tail {
                 buf.append(&kept);
                 self.end = self.end.plus(buf.len() as u64);
                 if !buf.is_empty() {
-                    self.push_chunk(Chunk { start: chunk.start, buf });
+                    self.push_chunk(Chunk {
+                        start: chunk.start,
+                        buf,
+                    });
                 }
             }
             Some(chunk) => {
@@ -351,7 +378,11 @@ impl Segment {
     #[must_use]
     pub fn sealed(base: Offset, next: Offset, len: u64) -> Segment {
         let end = Pos(len);
-        let tail = Tail { chunks: VecDeque::new(), end, memory: 0 };
+        let tail = Tail {
+            chunks: VecDeque::new(),
+            end,
+            memory: 0,
+        };
         let mut segment = Segment::at(base, next, tail, IndexState::Unloaded);
         segment.state = SegmentState::Sealed;
         segment.written = end;
@@ -387,7 +418,10 @@ impl Segment {
         self.index_sealed = false;
         let index = std::mem::replace(&mut self.index, IndexState::Unloaded);
         if pos == Pos(0) {
-            self.index = IndexState::Ready(IndexBuilder::new(SegmentKey { partition, base: self.base }));
+            self.index = IndexState::Ready(IndexBuilder::new(SegmentKey {
+                partition,
+                base: self.base,
+            }));
             self.index_blocks = 0;
         } else if let IndexState::Ready(builder) = index {
             let mut index = builder.into_index();
@@ -509,7 +543,10 @@ mod tests {
     use super::*;
 
     fn bytes(tail: &Tail, from: u64, to: u64) -> Vec<u8> {
-        tail.slices(Pos(from), Pos(to)).iter().flat_map(|s| s.iter().copied()).collect()
+        tail.slices(Pos(from), Pos(to))
+            .iter()
+            .flat_map(|s| s.iter().copied())
+            .collect()
     }
 
     fn filled(len: usize) -> (Tail, Vec<u8>) {

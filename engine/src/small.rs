@@ -78,15 +78,35 @@ impl Store {
     ) {
         let file = self.ops.file();
         let bytes = BufSlice::copy_of(bytes);
-        let write = SmallWrite { log, kind, pos, bytes, exact, step: Step::Open, failed: None };
+        let write = SmallWrite {
+            log,
+            kind,
+            pos,
+            bytes,
+            exact,
+            step: Step::Open,
+            failed: None,
+        };
         self.small.writes.insert(file, write);
         let op = self.ops.id(Pending::Small { file });
-        let how = OpenHow { class, create: true, write: true };
+        let how = OpenHow {
+            class,
+            create: true,
+            write: true,
+        };
         out.ops.push((op, DiskOp::Open { file, path, how }));
     }
 
-    pub(crate) fn small_step(&mut self, now: Now, file: FileId, result: Result<Done, DiskError>, out: &mut Outbox) {
-        let Some(write) = self.small.writes.get_mut(&file) else { return };
+    pub(crate) fn small_step(
+        &mut self,
+        now: Now,
+        file: FileId,
+        result: Result<Done, DiskError>,
+        out: &mut Outbox,
+    ) {
+        let Some(write) = self.small.writes.get_mut(&file) else {
+            return;
+        };
         let opened = !(write.step == Step::Open && result.is_err());
         if let Err(error) = result {
             write.failed = write.failed.or(Some(error));
@@ -104,8 +124,15 @@ impl Store {
             }
         };
         let next = match write.step {
-            Step::Resize => DiskOp::Resize { file, len: write.pos + write.bytes.len() as u64 },
-            Step::Write => DiskOp::Write { file, pos: write.pos, bufs: vec![write.bytes.clone()] },
+            Step::Resize => DiskOp::Resize {
+                file,
+                len: write.pos + write.bytes.len() as u64,
+            },
+            Step::Write => DiskOp::Write {
+                file,
+                pos: write.pos,
+                bufs: vec![write.bytes.clone()],
+            },
             Step::Open | Step::Close => DiskOp::Close { file },
         };
         let op = self.ops.id(Pending::Small { file });

@@ -96,7 +96,10 @@ impl SnapshotHeader {
             return Err(SnapshotError::Checksum("header"));
         }
         let header = SnapshotHeader::parse(&mut reader).ok_or(SnapshotError::Length("header"))?;
-        let fits = header.body_bytes.checked_add(BLOCK as u64).is_some_and(|end| end <= file_bytes);
+        let fits = header
+            .body_bytes
+            .checked_add(BLOCK as u64)
+            .is_some_and(|end| end <= file_bytes);
         if !fits || u64::from(header.count) * MIN_ENTRY > header.body_bytes {
             return Err(SnapshotError::Length("body"));
         }
@@ -157,19 +160,32 @@ pub fn encode_entry(log: &Log, applied: Lsn, out: &mut Vec<u8>) {
 fn open_segments(log: &Log) -> Vec<&Segment> {
     let last = log.segments.len() - 1;
     let unsealed = |s: &Segment| log.fenced.is_some() && s.state() != SegmentState::Sealed;
-    log.segments.iter().enumerate().filter(|(i, s)| *i == last || unsealed(s)).map(|(_, s)| s).collect()
+    log.segments
+        .iter()
+        .enumerate()
+        .filter(|(i, s)| *i == last || unsealed(s))
+        .map(|(_, s)| s)
+        .collect()
 }
 
 /// A healthy partition's bytes are in its file up to the last whole block when the checkpoint completes; a fenced
 /// one's bytes beyond its last completed write are copied forward, so that it never pins the journal.
 fn encode_segment(segment: &Segment, fenced: bool, out: &mut Vec<u8>) {
     let floor = segment.end().floor(BLOCK as u64);
-    let from = if fenced { segment.written.min(floor).max(segment.tail.start()) } else { floor };
+    let from = if fenced {
+        segment.written.min(floor).max(segment.tail.start())
+    } else {
+        floor
+    };
     out.put_u64(segment.base.0);
     out.put_u64(segment.next.0);
     out.put_u64(segment.end().0);
     out.put_u64(segment.end().0 - from.0);
-    segment.tail.slices(from, segment.end()).iter().for_each(|slice| out.extend_from_slice(slice));
+    segment
+        .tail
+        .slices(from, segment.end())
+        .iter()
+        .for_each(|slice| out.extend_from_slice(slice));
 }
 
 /// A segment as a snapshot tells it.
@@ -200,7 +216,11 @@ pub struct Entry {
 ///
 /// # Errors
 /// [`SnapshotError`] when an entry does not hold what its lengths say.
-pub fn decode_body(header: &SnapshotHeader, body: &[u8], cfg: &StoreConfig) -> Result<Vec<Entry>, SnapshotError> {
+pub fn decode_body(
+    header: &SnapshotHeader,
+    body: &[u8],
+    cfg: &StoreConfig,
+) -> Result<Vec<Entry>, SnapshotError> {
     if crc32fast::hash(body) != header.body_crc {
         return Err(SnapshotError::Checksum("body"));
     }
@@ -210,7 +230,10 @@ pub fn decode_body(header: &SnapshotHeader, body: &[u8], cfg: &StoreConfig) -> R
         let len = Reader::new(rest).u32().ok_or(SnapshotError::Length("entry"))? as usize;
         let (bytes, after) = rest.split_at_checked(len).ok_or(SnapshotError::Length("entry"))?;
         rest = after;
-        let (content, crc) = len.checked_sub(4).map(|at| bytes.split_at(at)).ok_or(SnapshotError::Length("entry"))?;
+        let (content, crc) = len
+            .checked_sub(4)
+            .map(|at| bytes.split_at(at))
+            .ok_or(SnapshotError::Length("entry"))?;
         if crc32fast::hash(content).to_le_bytes() != crc {
             return Err(SnapshotError::Checksum("entry"));
         }
@@ -223,7 +246,10 @@ fn decode_entry(content: &[u8], cfg: &StoreConfig) -> Option<Entry> {
     let mut reader = Reader::new(content);
     let _len = reader.u32()?;
     let topic = TopicId(reader.array()?);
-    let id = PartitionId { topic, index: reader.u32()? };
+    let id = PartitionId {
+        topic,
+        index: reader.u32()?,
+    };
     let applied = Lsn(reader.u64()?);
     let (log_start, high_watermark) = (Offset(reader.u64()?), Offset(reader.u64()?));
     let oldest = Offset(reader.u64()?);
@@ -235,7 +261,11 @@ fn decode_entry(content: &[u8], cfg: &StoreConfig) -> Option<Entry> {
     for _ in 0..count {
         let offsets = reader.u64()?..reader.u64()?;
         let segment = Offset(reader.u64()?);
-        damage.push(Damage { offsets, segment, bytes: reader.u64()?..reader.u64()? });
+        damage.push(Damage {
+            offsets,
+            segment,
+            bytes: reader.u64()?..reader.u64()?,
+        });
     }
     let count = reader.count(32)?;
     let mut segments = Vec::with_capacity(count);
@@ -261,5 +291,10 @@ fn decode_segment(reader: &mut Reader<'_>) -> Option<SegmentEntry> {
     let len = usize::try_from(reader.u64()?).ok()?;
     let tail = reader.bytes(len)?.to_vec();
     let starts_at_block = (end.0.checked_sub(len as u64)?).is_multiple_of(BLOCK as u64);
-    (starts_at_block && base <= next).then_some(SegmentEntry { base, next, end, tail })
+    (starts_at_block && base <= next).then_some(SegmentEntry {
+        base,
+        next,
+        end,
+        tail,
+    })
 }

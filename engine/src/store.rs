@@ -187,7 +187,12 @@ pub(crate) enum Pending {
     /// Allocating a segment's place up to `to`.
     Allocate { log: LogNo, base: Offset, to: Pos },
     /// Write-back of a segment up to `end`.
-    WriteBack { log: LogNo, base: Offset, end: Pos, bytes: u64 },
+    WriteBack {
+        log: LogNo,
+        base: Offset,
+        end: Pos,
+        bytes: u64,
+    },
     /// Cutting a sealing segment's file to its exact end.
     CutFile { log: LogNo, base: Offset },
     /// A step of a small file's writing.
@@ -203,7 +208,11 @@ pub(crate) enum Pending {
     /// A read for a reader.
     Read { read: u64, log: LogNo, segment: Offset },
     /// Renaming a file or directory to its `-delete` name.
-    SetAside { to: String, is_dir: bool, answer: Option<(u64, PartitionId)> },
+    SetAside {
+        to: String,
+        is_dir: bool,
+        answer: Option<(u64, PartitionId)>,
+    },
     /// A step of the removal of a name set aside.
     Remove,
 }
@@ -330,7 +339,13 @@ pub struct Store {
 const MAX_WAITING_BYTES: u64 = 64 << 20;
 
 impl Store {
-    pub(crate) fn assemble(cfg: StoreConfig, grain: usize, commit: Commit, ops: Ops, checkpoint: Checkpointer) -> Store {
+    pub(crate) fn assemble(
+        cfg: StoreConfig,
+        grain: usize,
+        commit: Commit,
+        ops: Ops,
+        checkpoint: Checkpointer,
+    ) -> Store {
         Store {
             retention: Retention::new(),
             cfg,
@@ -359,13 +374,20 @@ impl Store {
     #[must_use]
     pub fn view(&self, partition: PartitionId) -> Option<PartitionView> {
         let log = self.find(partition).ok()?;
-        Some(PartitionView { fenced: self.fenced.or(log.fenced), ..log.view() })
+        Some(PartitionView {
+            fenced: self.fenced.or(log.fenced),
+            ..log.view()
+        })
     }
 
     /// (Largest own epoch at or below `epoch`, its exclusive end), for a follower that asks where logs part
     /// (REPLICATION.md section 1).
     #[must_use]
-    pub fn end_offset_for(&self, partition: PartitionId, epoch: LeaderEpoch) -> Option<(LeaderEpoch, Offset)> {
+    pub fn end_offset_for(
+        &self,
+        partition: PartitionId,
+        epoch: LeaderEpoch,
+    ) -> Option<(LeaderEpoch, Offset)> {
         let log = self.find(partition).ok()?;
         match log.epochs.end_offset_for(epoch, log.log_end()) {
             EpochEnd::Known { epoch, end } => Some((epoch, end)),
@@ -430,7 +452,10 @@ impl Store {
 
     fn find(&self, partition: PartitionId) -> Result<&Log, PartitionId> {
         let no = self.by_id.get(&partition).ok_or(partition)?;
-        self.logs[no.0 as usize].as_deref().filter(|log| log.served && !log.is_dropping()).ok_or(partition)
+        self.logs[no.0 as usize]
+            .as_deref()
+            .filter(|log| log.served && !log.is_dropping())
+            .ok_or(partition)
     }
 
     /// Number of a partition that the owner may use.
@@ -480,7 +505,14 @@ impl Store {
 
     /// Starts leader epoch `epoch` at the log's end; `Done` when durable. Appends of the epoch may follow at once: the
     /// journal keeps the order.
-    pub fn begin_epoch(&mut self, now: Now, token: u64, partition: PartitionId, epoch: LeaderEpoch, out: &mut Outbox) {
+    pub fn begin_epoch(
+        &mut self,
+        now: Now,
+        token: u64,
+        partition: PartitionId,
+        epoch: LeaderEpoch,
+        out: &mut Outbox,
+    ) {
         let result = self.try_begin_epoch(now, token, partition, epoch);
         answer(token, partition, result, out);
     }
@@ -493,15 +525,25 @@ impl Store {
         epoch: LeaderEpoch,
     ) -> Result<(), CommandError> {
         let no = self.command_target(partition)?;
-        let Some(log) = self.log_mut(no) else { return Err(CommandError::UnknownPartition(partition)) };
+        let Some(log) = self.log_mut(no) else {
+            return Err(CommandError::UnknownPartition(partition));
+        };
         let start = log.log_end();
         let current = log.epoch();
         if log.epochs.assign(epoch, start).is_err() {
-            return Err(CommandError::StaleEpoch { asked: epoch, current });
+            return Err(CommandError::StaleEpoch {
+                asked: epoch,
+                current,
+            });
         }
         log.epochs_dirty = true;
-        let record = Record::EpochStart { partition, epoch, start };
-        self.commit.push(now, record, Body::None, Effect::Command { log: no, token });
+        let record = Record::EpochStart {
+            partition,
+            epoch,
+            start,
+        };
+        self.commit
+            .push(now, record, Body::None, Effect::Command { log: no, token });
         Ok(())
     }
 
@@ -510,7 +552,9 @@ impl Store {
         if let Some(reason) = self.fenced {
             return Err(CommandError::Fenced(reason));
         }
-        let no = self.find_no(partition).ok_or(CommandError::UnknownPartition(partition))?;
+        let no = self
+            .find_no(partition)
+            .ok_or(CommandError::UnknownPartition(partition))?;
         match self.log(no).map(|log| log.state) {
             Some(LogState::Open) => Ok(no),
             Some(_) => Err(CommandError::Busy),
@@ -526,12 +570,23 @@ impl Store {
     }
 
     /// Moves the log start up to `offset` (at most the high watermark); `Done` when durable.
-    pub fn set_log_start(&mut self, now: Now, token: u64, partition: PartitionId, offset: Offset, out: &mut Outbox) {
+    pub fn set_log_start(
+        &mut self,
+        now: Now,
+        token: u64,
+        partition: PartitionId,
+        offset: Offset,
+        out: &mut Outbox,
+    ) {
         let result = self.command_target(partition).and_then(|no| {
             let log = self.log(no).ok_or(CommandError::UnknownPartition(partition))?;
             let (log_start, log_end) = (log.log_start, log.high_watermark);
             if offset > log_end {
-                return Err(CommandError::OutOfRange { asked: offset, log_start, log_end });
+                return Err(CommandError::OutOfRange {
+                    asked: offset,
+                    log_start,
+                    log_end,
+                });
             }
             let start = offset.max(log_start);
             self.raise_log_start(now, no, start, Some(token));
@@ -543,11 +598,19 @@ impl Store {
     /// Drops a partition; `Done` when that is durable and its directory is set aside.
     pub fn drop_partition(&mut self, now: Now, token: u64, partition: PartitionId, out: &mut Outbox) {
         let known = self.by_id.get(&partition).copied();
-        let result = match (self.fenced, known.and_then(|no| self.log_mut(no).map(|log| (no, log)))) {
+        let result = match (
+            self.fenced,
+            known.and_then(|no| self.log_mut(no).map(|log| (no, log))),
+        ) {
             (Some(reason), _) => Err(CommandError::Fenced(reason)),
             (None, Some((no, log))) if log.state == LogState::Open => {
                 log.state = LogState::Dropping { token };
-                self.commit.push(now, Record::Drop { partition }, Body::None, Effect::Dropped { log: no });
+                self.commit.push(
+                    now,
+                    Record::Drop { partition },
+                    Body::None,
+                    Effect::Dropped { log: no },
+                );
                 let seq = self.commit.taken();
                 if let Some(log) = self.log_mut(no) {
                     log.drop_seq = seq;
@@ -570,7 +633,11 @@ impl Store {
         };
         if let Err(error) = result {
             self.count_refusal(&error);
-            out.events.push(StoreEvent::Appended { token, partition, result: Err(error) });
+            out.events.push(StoreEvent::Appended {
+                token,
+                partition,
+                result: Err(error),
+            });
         }
     }
 
@@ -584,12 +651,21 @@ impl Store {
         if let Some(reason) = log.fenced {
             return Err(AppendError::Fenced(reason));
         }
-        let max = log.settings.max_message_bytes.min(self.cfg.max_batch_bytes(self.grain));
+        let max = log
+            .settings
+            .max_message_bytes
+            .min(self.cfg.max_batch_bytes(self.grain));
         if request.batch.len() > max {
-            return Err(AppendError::TooLarge { size: request.batch.len(), max });
+            return Err(AppendError::TooLarge {
+                size: request.batch.len(),
+                max,
+            });
         }
         if request.epoch != log.epoch() {
-            return Err(AppendError::WrongEpoch { asked: request.epoch, current: log.epoch() });
+            return Err(AppendError::WrongEpoch {
+                asked: request.epoch,
+                current: log.epoch(),
+            });
         }
         Ok((no, batch::validate(&request.batch)?))
     }
@@ -645,7 +721,9 @@ impl Store {
             if log.state != LogState::Open || log.awaits_room {
                 return;
             }
-            let Some(waiting) = log.waiting.pop_front() else { return };
+            let Some(waiting) = log.waiting.pop_front() else {
+                return;
+            };
             let bytes = waiting.request.batch.len() as u64;
             // The epoch may have moved while it waited.
             let checked = self.check_append(&waiting.request).map(|_| ());
@@ -663,7 +741,11 @@ impl Store {
                     self.count_refusal(&error);
                     let Waiting { request, .. } = waiting;
                     let (token, partition) = (request.token, request.partition);
-                    out.events.push(StoreEvent::Appended { token, partition, result: Err(error) });
+                    out.events.push(StoreEvent::Appended {
+                        token,
+                        partition,
+                        result: Err(error),
+                    });
                 }
             }
         }
@@ -677,7 +759,11 @@ impl Store {
             self.waiting_bytes -= request.batch.len() as u64;
             self.count_refusal(error);
             let (token, partition) = (request.token, request.partition);
-            out.events.push(StoreEvent::Appended { token, partition, result: Err(error.clone()) });
+            out.events.push(StoreEvent::Appended {
+                token,
+                partition,
+                result: Err(error.clone()),
+            });
         }
     }
 
@@ -691,21 +777,39 @@ impl Store {
 
     fn has_room(&self, bytes: u64) -> bool {
         // The group's directory and padding are small beside the reserve.
-        self.commit.data_room() > bytes + self.cfg.frame_bytes as u64 && self.write_back.dirty < self.cfg.dirty_bytes
+        self.commit.data_room() > bytes + self.cfg.frame_bytes as u64
+            && self.write_back.dirty < self.cfg.dirty_bytes
     }
 
-    fn try_accept(&mut self, now: Now, no: LogNo, waiting: &Waiting, out: &mut Outbox) -> Result<Verdict, AppendError> {
+    fn try_accept(
+        &mut self,
+        now: Now,
+        no: LogNo,
+        waiting: &Waiting,
+        out: &mut Outbox,
+    ) -> Result<Verdict, AppendError> {
         let Waiting { request, header } = waiting;
         let (token, partition) = (request.token, request.partition);
         let len = request.batch.len() as u64;
         let room = self.has_room(len);
-        let Some(log) = self.log_mut(no) else { return Err(AppendError::UnknownPartition(partition)) };
+        let Some(log) = self.log_mut(no) else {
+            return Err(AppendError::UnknownPartition(partition));
+        };
         match log.producers.check(header) {
             ProducerVerdict::Append => {}
             ProducerVerdict::Duplicate { base, end } => {
                 self.stats.duplicates += 1;
-                let appended = Appended { base, end, duplicate: true, log_append_time: -1 };
-                out.events.push(StoreEvent::Appended { token, partition, result: Ok(appended) });
+                let appended = Appended {
+                    base,
+                    end,
+                    duplicate: true,
+                    log_append_time: -1,
+                };
+                out.events.push(StoreEvent::Appended {
+                    token,
+                    partition,
+                    result: Ok(appended),
+                });
                 return Ok(Verdict::Accepted);
             }
             ProducerVerdict::OutOfOrder { expected, .. } => {
@@ -729,7 +833,9 @@ impl Store {
         if log.wants_roll(now, header, len) {
             self.roll(no, out);
         }
-        let Some(log) = self.log_mut(no) else { return Err(AppendError::UnknownPartition(partition)) };
+        let Some(log) = self.log_mut(no) else {
+            return Err(AppendError::UnknownPartition(partition));
+        };
         let active = log.active();
         if active.allocated < active.end().plus(len) || !matches!(active.file, FileState::Open(_)) {
             if now.mono < log.place_retry_at {
@@ -738,7 +844,11 @@ impl Store {
             return Ok(Verdict::WaitForPlace);
         }
         let appended = self.accept(now, no, request, header);
-        out.events.push(StoreEvent::Appended { token, partition, result: Ok(appended) });
+        out.events.push(StoreEvent::Appended {
+            token,
+            partition,
+            result: Ok(appended),
+        });
         self.allocate_ahead(now, no, out);
         Ok(Verdict::Accepted)
     }
@@ -746,7 +856,9 @@ impl Store {
     /// Takes the batch into memory and into the group: from here on it is never withdrawn.
     fn accept(&mut self, now: Now, no: LogNo, request: &AppendRequest, header: &BatchHeader) -> Appended {
         let partition = request.partition;
-        let log = self.logs[no.0 as usize].as_deref_mut().expect("the caller found the log");
+        let log = self.logs[no.0 as usize]
+            .as_deref_mut()
+            .expect("the caller found the log");
         let base = log.log_end();
         let time = match log.settings.timestamp_type {
             TimestampType::CreateTime => None,
@@ -780,27 +892,46 @@ impl Store {
             len: (end.0 - pos.0) as u32,
             body_at: 0,
         };
-        let effect = Effect::Appended { log: no, segment: segment_base, pos: end, next };
+        let effect = Effect::Appended {
+            log: no,
+            segment: segment_base,
+            pos: end,
+            next,
+        };
         self.write_back.memory += memory;
         self.write_back.dirty += end.0 - pos.0;
         self.stats.batches += 1;
         self.stats.accepted_bytes += end.0 - pos.0;
         self.commit.push(now, record, body, effect);
-        Appended { base, end: next, duplicate: false, log_append_time: time.unwrap_or(-1) }
+        Appended {
+            base,
+            end: next,
+            duplicate: false,
+            log_append_time: time.unwrap_or(-1),
+        }
     }
 
     // Driving.
 
     /// Takes in the end of an operation.
     pub fn handle(&mut self, now: Now, completion: Completion, out: &mut Outbox) {
-        let Some(pending) = self.ops.pending.remove(&completion.op) else { return };
+        let Some(pending) = self.ops.pending.remove(&completion.op) else {
+            return;
+        };
         let result = completion.result;
         match pending {
             Pending::Journal => self.journal_done(now, completion.op, result, out),
             Pending::MakeDir { log } => self.directory_made(now, log, result, out),
-            Pending::OpenSegment { log, base, file } => self.segment_opened(now, log, base, file, result, out),
+            Pending::OpenSegment { log, base, file } => {
+                self.segment_opened(now, log, base, file, result, out)
+            }
             Pending::Allocate { log, base, to } => self.allocated(now, log, base, to, result, out),
-            Pending::WriteBack { log, base, end, bytes } => {
+            Pending::WriteBack {
+                log,
+                base,
+                end,
+                bytes,
+            } => {
                 self.write_back_done(now, log, base, end, bytes, result, out);
             }
             Pending::CutFile { log, base } => self.file_cut(now, log, base, result, out),
@@ -810,7 +941,9 @@ impl Store {
             Pending::List { log } => self.listed(now, log, result, out),
             Pending::IndexLoad { log, base } => self.index_step(now, log, base, result, out),
             Pending::Read { read, log, segment } => self.read_done(now, read, log, segment, result, out),
-            Pending::SetAside { to, is_dir, answer } => self.was_set_aside(now, to, is_dir, answer, result, out),
+            Pending::SetAside { to, is_dir, answer } => {
+                self.was_set_aside(now, to, is_dir, answer, result, out)
+            }
             Pending::Remove => self.removal_step(now, result, out),
         }
     }
@@ -829,10 +962,19 @@ impl Store {
 
     fn apply(&mut self, now: Now, effect: Effect, out: &mut Outbox) {
         match effect {
-            Effect::Appended { log, segment, pos, next } => self.became_durable(log, segment, pos, next, out),
+            Effect::Appended {
+                log,
+                segment,
+                pos,
+                next,
+            } => self.became_durable(log, segment, pos, next, out),
             Effect::Command { log, token } => {
                 if let Some(partition) = self.log(log).map(|l| l.id) {
-                    out.events.push(StoreEvent::Done { token, partition, result: Ok(()) });
+                    out.events.push(StoreEvent::Done {
+                        token,
+                        partition,
+                        result: Ok(()),
+                    });
                 }
             }
             Effect::LogStart { log, token } => self.log_start_durable(now, log, token, out),
@@ -851,7 +993,10 @@ impl Store {
             segment.durable = segment.durable.max(pos);
         }
         match out.events.last_mut() {
-            Some(StoreEvent::Durable { partition: last, end: moved }) if *last == partition => *moved = end,
+            Some(StoreEvent::Durable {
+                partition: last,
+                end: moved,
+            }) if *last == partition => *moved = end,
             _ => out.events.push(StoreEvent::Durable { partition, end }),
         }
         self.queue_write_back(no);
@@ -863,7 +1008,8 @@ impl Store {
         self.drain_admission(now, out);
         if self.fenced.is_none() {
             let ops = &mut self.ops;
-            self.commit.issue(now, &mut || ops.id(Pending::Journal), &mut out.ops);
+            self.commit
+                .issue(now, &mut || ops.id(Pending::Journal), &mut out.ops);
         }
         self.pump_write_back(now, out);
         self.pump_checkpoint(now, out);
@@ -875,7 +1021,9 @@ impl Store {
             if !self.has_room(0) {
                 return;
             }
-            let Some(no) = self.admission.pop_front() else { return };
+            let Some(no) = self.admission.pop_front() else {
+                return;
+            };
             if let Some(log) = self.log_mut(no) {
                 log.awaits_room = false;
                 self.drain_waiting(now, no, out);
@@ -892,7 +1040,11 @@ impl Store {
     /// Mono time (ns) at which `tick` and `turn_end` should be called although nothing happened.
     #[must_use]
     pub fn next_wake(&self) -> Option<u64> {
-        let wakes = [self.commit.next_wake(), self.retention.next_wake(), self.removal.next_wake()];
+        let wakes = [
+            self.commit.next_wake(),
+            self.retention.next_wake(),
+            self.removal.next_wake(),
+        ];
         wakes.into_iter().flatten().min()
     }
 
@@ -956,7 +1108,13 @@ struct Stamped {
     rest: BufSlice,
 }
 
-fn stamped(bytes: &BufSlice, header: &BatchHeader, base: Offset, epoch: LeaderEpoch, time: Option<i64>) -> Stamped {
+fn stamped(
+    bytes: &BufSlice,
+    header: &BatchHeader,
+    base: Offset,
+    epoch: LeaderEpoch,
+    time: Option<i64>,
+) -> Stamped {
     let mut head = [0; batch::HEADER_BYTES];
     let stated = batch::peek(bytes).map(|h| h.max_timestamp);
     if time.is_some() || stated != Some(header.max_timestamp) {
@@ -970,7 +1128,10 @@ fn stamped(bytes: &BufSlice, header: &BatchHeader, base: Offset, epoch: LeaderEp
         let field = batch::field::LEADER_EPOCH;
         head[field..field + 4].copy_from_slice(&epoch.0.to_be_bytes());
     }
-    Stamped { head, rest: bytes.slice(batch::HEADER_BYTES..bytes.len()) }
+    Stamped {
+        head,
+        rest: bytes.slice(batch::HEADER_BYTES..bytes.len()),
+    }
 }
 
 /// Batches of at least this size go to the journal straight from the tail's blocks; smaller ones are copied.
@@ -986,12 +1147,19 @@ fn journal_body(tail: &Tail, from: Pos, to: Pos) -> Body {
     let mut slices = tail.slices(first, whole);
     // The last block still grows: the frame gets a copy of it.
     slices.extend(tail.partial_block());
-    Body::Blocks { slices, lead: (from.0 - first.0) as u32 }
+    Body::Blocks {
+        slices,
+        lead: (from.0 - first.0) as u32,
+    }
 }
 
 fn answer(token: u64, partition: PartitionId, result: Result<(), CommandError>, out: &mut Outbox) {
     if let Err(error) = result {
-        out.events.push(StoreEvent::Done { token, partition, result: Err(error) });
+        out.events.push(StoreEvent::Done {
+            token,
+            partition,
+            result: Err(error),
+        });
     }
 }
 

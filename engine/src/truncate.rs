@@ -17,26 +17,52 @@ use crate::types::{Now, Offset, PartitionId, Pos};
 impl Store {
     /// Cuts the log at `offset` (moved down to the start of the batch that contains it); `Done` when the cut is
     /// durable. Until then appends wait.
-    pub fn truncate(&mut self, now: Now, token: u64, partition: PartitionId, offset: Offset, out: &mut Outbox) {
+    pub fn truncate(
+        &mut self,
+        now: Now,
+        token: u64,
+        partition: PartitionId,
+        offset: Offset,
+        out: &mut Outbox,
+    ) {
         let result = self.command_target(partition).and_then(|no| {
-            let log = self.log_mut(no).ok_or(CommandError::UnknownPartition(partition))?;
+            let log = self
+                .log_mut(no)
+                .ok_or(CommandError::UnknownPartition(partition))?;
             let (log_start, log_end) = (log.log_start, log.log_end());
             if offset < log_start || offset > log_end {
-                return Err(CommandError::OutOfRange { asked: offset, log_start, log_end });
+                return Err(CommandError::OutOfRange {
+                    asked: offset,
+                    log_start,
+                    log_end,
+                });
             }
-            log.state = LogState::Cutting { token, to: offset, recorded: false };
+            log.state = LogState::Cutting {
+                token,
+                to: offset,
+                recorded: false,
+            };
             Ok(no)
         });
         match result {
             Ok(no) => self.truncate_may_go_on(now, no, out),
-            Err(error) => out.events.push(StoreEvent::Done { token, partition, result: Err(error) }),
+            Err(error) => out.events.push(StoreEvent::Done {
+                token,
+                partition,
+                result: Err(error),
+            }),
         }
     }
 
     /// Goes on with a cut once nothing of the partition is in flight.
     pub(crate) fn truncate_may_go_on(&mut self, now: Now, no: LogNo, out: &mut Outbox) {
         let Some(log) = self.log(no) else { return };
-        let LogState::Cutting { to, recorded: false, .. } = log.state else { return };
+        let LogState::Cutting {
+            to, recorded: false, ..
+        } = log.state
+        else {
+            return;
+        };
         let drained = log.durable_end >= log.log_end() && !log.is_writing() && !log.is_sealing();
         // What is half written is finished first: a sealing segment gets its exact length.
         if log.is_sealing() {
@@ -54,9 +80,22 @@ impl Store {
     }
 
     /// The cut's place is known: `place` is where the batch that contains the offset begins.
-    pub(crate) fn cut_located(&mut self, now: Now, no: LogNo, result: Result<Place, ReadError>, out: &mut Outbox) {
+    pub(crate) fn cut_located(
+        &mut self,
+        now: Now,
+        no: LogNo,
+        result: Result<Place, ReadError>,
+        out: &mut Outbox,
+    ) {
         let Some(log) = self.log_mut(no) else { return };
-        let LogState::Cutting { token, recorded: false, .. } = log.state else { return };
+        let LogState::Cutting {
+            token,
+            recorded: false,
+            ..
+        } = log.state
+        else {
+            return;
+        };
         let partition = log.id;
         match result {
             Ok(place) => {
@@ -65,8 +104,16 @@ impl Store {
             Err(_) => {
                 let (log_start, log_end) = (log.log_start, log.log_end());
                 log.state = LogState::Open;
-                let error = CommandError::OutOfRange { asked: log_end, log_start, log_end };
-                out.events.push(StoreEvent::Done { token, partition, result: Err(error) });
+                let error = CommandError::OutOfRange {
+                    asked: log_end,
+                    log_start,
+                    log_end,
+                };
+                out.events.push(StoreEvent::Done {
+                    token,
+                    partition,
+                    result: Err(error),
+                });
                 self.drain_waiting(now, no, out);
             }
         }
@@ -84,13 +131,22 @@ impl Store {
         out: &mut Outbox,
     ) {
         let Some(log) = self.log_mut(no) else { return };
-        let LogState::Cutting { token, to, .. } = log.state else { return };
-        log.state = LogState::Cutting { token, to, recorded: true };
+        let LogState::Cutting { token, to, .. } = log.state else {
+            return;
+        };
+        log.state = LogState::Cutting {
+            token,
+            to,
+            recorded: true,
+        };
         let floor = pos.floor(BLOCK as u64);
-        let from_memory = log
-            .segment(segment)
-            .filter(|s| s.tail.start() <= floor)
-            .map(|s| s.tail.slices(floor, pos).iter().flat_map(|b| b.iter().copied()).collect::<Vec<u8>>());
+        let from_memory = log.segment(segment).filter(|s| s.tail.start() <= floor).map(|s| {
+            s.tail
+                .slices(floor, pos)
+                .iter()
+                .flat_map(|b| b.iter().copied())
+                .collect::<Vec<u8>>()
+        });
         let prefix = from_memory.unwrap_or_else(|| prefix.to_vec());
         debug_assert_eq!(prefix.len() as u64, pos.0 - floor.0);
         let partition = log.id;
@@ -104,20 +160,38 @@ impl Store {
         self.set_aside_after(no, gone);
         self.reads_were_cut(now, no, out);
         self.unpin(no);
-        let record = Record::Truncate { partition, offset, segment, pos, prefix };
-        self.commit.push(now, record, Body::None, Effect::Truncated { log: no });
+        let record = Record::Truncate {
+            partition,
+            offset,
+            segment,
+            pos,
+            prefix,
+        };
+        self.commit
+            .push(now, record, Body::None, Effect::Truncated { log: no });
     }
 
     /// The cut is durable: files above it are set aside, appends go on.
     pub(crate) fn truncate_durable(&mut self, now: Now, no: LogNo, out: &mut Outbox) {
         let Some(log) = self.log_mut(no) else { return };
-        let LogState::Cutting { token, recorded: true, .. } = log.state else { return };
+        let LogState::Cutting {
+            token,
+            recorded: true,
+            ..
+        } = log.state
+        else {
+            return;
+        };
         let partition = log.id;
         let end = log.log_end();
         log.durable_end = end;
         log.state = LogState::Open;
         self.set_aside_cut(no, out);
-        out.events.push(StoreEvent::Done { token, partition, result: Ok(()) });
+        out.events.push(StoreEvent::Done {
+            token,
+            partition,
+            result: Ok(()),
+        });
         self.drain_waiting(now, no, out);
     }
 }

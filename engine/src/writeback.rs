@@ -51,7 +51,9 @@ impl Store {
         let worth = log.segments.iter().rev().any(|segment| match segment.state() {
             SegmentState::Active => {
                 let ready = segment.writable_end().0.saturating_sub(segment.submitted.0);
-                ready >= least || (ready > 0 && pin.is_some_and(|(base, pos)| segment.base < base || segment.submitted < pos))
+                ready >= least
+                    || (ready > 0
+                        && pin.is_some_and(|(base, pos)| segment.base < base || segment.submitted < pos))
             }
             SegmentState::Sealing => segment.writable_end() > segment.submitted,
             SegmentState::Sealed => false,
@@ -68,7 +70,9 @@ impl Store {
             return;
         }
         while self.write_back.in_flight < self.cfg.write_back_depth {
-            let Some(no) = self.write_back.queue.pop_front() else { break };
+            let Some(no) = self.write_back.queue.pop_front() else {
+                break;
+            };
             if let Some(log) = self.log_mut(no) {
                 log.queued = false;
             }
@@ -97,7 +101,9 @@ impl Store {
 
     fn write_back_segment(&mut self, now: Now, no: LogNo, base: Offset, out: &mut Outbox) {
         loop {
-            let Some(segment) = self.log_mut(no).and_then(|log| log.segment_mut(base)) else { return };
+            let Some(segment) = self.log_mut(no).and_then(|log| log.segment_mut(base)) else {
+                return;
+            };
             let end = segment.writable_end();
             if segment.submitted >= end || segment.in_flight.len() >= PER_SEGMENT {
                 return;
@@ -116,9 +122,21 @@ impl Store {
             segment.submitted = to;
             segment.in_flight.push_back((to, false));
             let bytes = to.0 - from.0;
-            let op = self.ops.id(Pending::WriteBack { log: no, base, end: to, bytes });
+            let op = self.ops.id(Pending::WriteBack {
+                log: no,
+                base,
+                end: to,
+                bytes,
+            });
             self.write_back.in_flight += 1;
-            out.ops.push((op, DiskOp::Write { file, pos: from.0, bufs }));
+            out.ops.push((
+                op,
+                DiskOp::Write {
+                    file,
+                    pos: from.0,
+                    bufs,
+                },
+            ));
         }
     }
 
@@ -164,11 +182,16 @@ impl Store {
     fn segment_written(&mut self, no: LogNo, base: Offset, out: &mut Outbox) {
         self.write_epochs(no, out);
         self.write_index_blocks(no, base, out);
-        let Some(segment) = self.log_mut(no).and_then(|log| log.segment_mut(base)) else { return };
+        let Some(segment) = self.log_mut(no).and_then(|log| log.segment_mut(base)) else {
+            return;
+        };
         let done = segment.state() == SegmentState::Sealing
             && segment.durable == segment.end()
             && segment.written >= segment.end();
-        if done && !segment.cutting && let FileState::Open(file) = segment.file {
+        if done
+            && !segment.cutting
+            && let FileState::Open(file) = segment.file
+        {
             segment.cutting = true;
             let len = segment.end().0;
             let op = self.ops.id(Pending::CutFile { log: no, base });
@@ -177,9 +200,18 @@ impl Store {
         self.unpin(no);
     }
 
-    pub(crate) fn file_cut(&mut self, now: Now, no: LogNo, base: Offset, result: Result<Done, DiskError>, out: &mut Outbox) {
+    pub(crate) fn file_cut(
+        &mut self,
+        now: Now,
+        no: LogNo,
+        base: Offset,
+        result: Result<Done, DiskError>,
+        out: &mut Outbox,
+    ) {
         let segment = self.log_mut(no).and_then(|log| log.segment_mut(base));
-        let Some(segment) = segment.filter(|s| s.state() == SegmentState::Sealing) else { return };
+        let Some(segment) = segment.filter(|s| s.state() == SegmentState::Sealing) else {
+            return;
+        };
         segment.cutting = false;
         if result.is_err() {
             self.fence_partition(no, FenceReason::SegmentFailed, out);
@@ -209,7 +241,16 @@ impl Store {
         log.push_segment(next);
         let empty = log.producers.is_empty();
         if !empty {
-            self.write_small(no, SmallKind::Producers, FileClass::Epochs, path, 0, &producers, true, out);
+            self.write_small(
+                no,
+                SmallKind::Producers,
+                FileClass::Epochs,
+                path,
+                0,
+                &producers,
+                true,
+                out,
+            );
         }
         // A segment whose last whole block was already written needs no more than its cut.
         self.segment_written(no, base, out);
@@ -229,7 +270,16 @@ impl Store {
         if let Some(log) = self.log_mut(no) {
             log.epochs_dirty = false;
         }
-        self.write_small(no, SmallKind::Epochs, FileClass::Epochs, path, 0, &bytes, true, out);
+        self.write_small(
+            no,
+            SmallKind::Epochs,
+            FileClass::Epochs,
+            path,
+            0,
+            &bytes,
+            true,
+            out,
+        );
     }
 
     /// Lets bytes leave memory that are in their segments, oldest first, while the budget is exceeded.
@@ -237,9 +287,13 @@ impl Store {
         // Half of the budget is kept for bytes that are not written yet.
         let limit = self.cfg.memory_bytes / 2;
         while self.write_back.memory > limit.max(self.write_back.dirty.saturating_add(limit / 4)) {
-            let Some((no, base, pos)) = self.write_back.cache.pop_front() else { return };
+            let Some((no, base, pos)) = self.write_back.cache.pop_front() else {
+                return;
+            };
             let floor = pos.floor(BLOCK as u64);
-            let Some(segment) = self.log_mut(no).and_then(|log| log.segment_mut(base)) else { continue };
+            let Some(segment) = self.log_mut(no).and_then(|log| log.segment_mut(base)) else {
+                continue;
+            };
             let freed = segment.tail.evict(floor) + segment.tail.shrink(floor);
             self.write_back.memory = self.write_back.memory.saturating_sub(freed);
         }
@@ -250,9 +304,13 @@ impl Store {
     fn bound_cache(&mut self) {
         const MAX_RUNS: usize = 1 << 16;
         while self.write_back.cache.len() > MAX_RUNS {
-            let Some((no, base, pos)) = self.write_back.cache.pop_front() else { return };
+            let Some((no, base, pos)) = self.write_back.cache.pop_front() else {
+                return;
+            };
             let floor = pos.floor(BLOCK as u64);
-            let Some(segment) = self.log_mut(no).and_then(|log| log.segment_mut(base)) else { continue };
+            let Some(segment) = self.log_mut(no).and_then(|log| log.segment_mut(base)) else {
+                continue;
+            };
             let freed = segment.tail.evict(floor) + segment.tail.shrink(floor);
             self.write_back.memory = self.write_back.memory.saturating_sub(freed);
         }

@@ -5,11 +5,20 @@ use proptest::prelude::*;
 use super::*;
 
 fn partition(index: u32) -> PartitionId {
-    PartitionId { topic: TopicId([7; 16]), index }
+    PartitionId {
+        topic: TopicId([7; 16]),
+        index,
+    }
 }
 
 fn stamp() -> FrameStamp {
-    FrameStamp { term: Term(3), incarnation: 9, lsn: Lsn(8192), durable_lsn: Lsn(4096), prev_lsn: Lsn(4096) }
+    FrameStamp {
+        term: Term(3),
+        incarnation: 9,
+        lsn: Lsn(8192),
+        durable_lsn: Lsn(4096),
+        prev_lsn: Lsn(4096),
+    }
 }
 
 fn append(index: u32, bytes: usize) -> (Record, Body) {
@@ -22,7 +31,10 @@ fn append(index: u32, bytes: usize) -> (Record, Body) {
         len: bytes as u32,
         body_at: 0,
     };
-    (record, Body::Inline(vec![BufSlice::copy_of(&vec![index as u8; bytes])]))
+    (
+        record,
+        Body::Inline(vec![BufSlice::copy_of(&vec![index as u8; bytes])]),
+    )
 }
 
 fn blocks(index: u32, lead: u32, bytes: usize) -> (Record, Body) {
@@ -31,7 +43,13 @@ fn blocks(index: u32, lead: u32, bytes: usize) -> (Record, Body) {
     buf.append_zeros(lead as usize);
     buf.append(&vec![index as u8; bytes]);
     buf.append_zeros(buf.len().next_multiple_of(BLOCK) - buf.len());
-    (record, Body::Blocks { slices: vec![buf.freeze()], lead })
+    (
+        record,
+        Body::Blocks {
+            slices: vec![buf.freeze()],
+            lead,
+        },
+    )
 }
 
 fn join(bufs: &[BufSlice]) -> Vec<u8> {
@@ -47,7 +65,12 @@ fn a_frame_round_trips_with_inline_and_block_bodies() {
         pos: Pos(4100),
         prefix: vec![1, 2, 3, 4],
     };
-    let mut records = vec![append(1, 10), blocks(2, 100, 9000), append(3, 0), (control, Body::None)];
+    let mut records = vec![
+        append(1, 10),
+        blocks(2, 100, 9000),
+        append(3, 0),
+        (control, Body::None),
+    ];
     let prev = Directory::of(&[Record::Start { term: Term(3) }]);
     let (bufs, _) = encode_frame(stamp(), &mut records, &prev, 8192);
     let bytes = join(&bufs);
@@ -58,10 +81,22 @@ fn a_frame_round_trips_with_inline_and_block_bodies() {
     frame.check_body().expect("intact");
     let back = frame.directory().expect("intact");
     assert_eq!(back, records.iter().map(|(r, _)| r.clone()).collect::<Vec<_>>());
-    assert_eq!(frame.previous_directory().expect("intact"), [Record::Start { term: Term(3) }]);
+    assert_eq!(
+        frame.previous_directory().expect("intact"),
+        [Record::Start { term: Term(3) }]
+    );
     for record in &back {
-        if let Record::Append { partition, len, body_at, .. } = record {
-            assert_eq!(frame.body(*body_at, *len).expect("inside"), vec![partition.index as u8; *len as usize]);
+        if let Record::Append {
+            partition,
+            len,
+            body_at,
+            ..
+        } = record
+        {
+            assert_eq!(
+                frame.body(*body_at, *len).expect("inside"),
+                vec![partition.index as u8; *len as usize]
+            );
         }
     }
 }

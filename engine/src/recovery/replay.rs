@@ -41,12 +41,26 @@ struct Window {
 
 impl Window {
     fn new(file: usize) -> Window {
-        Window { file, pieces: VecDeque::new() }
+        Window {
+            file,
+            pieces: VecDeque::new(),
+        }
     }
 
     /// Bytes `pos..pos + len` of the file; shorter only at its end. Bytes below `pos` are let go.
-    fn get(&mut self, files: &mut Files<'_>, ring: &Ring, pos: u64, len: usize, file_bytes: u64) -> Result<Vec<u8>, RecoverError> {
-        while self.pieces.front().is_some_and(|(at, bytes)| at + bytes.len() as u64 <= pos) {
+    fn get(
+        &mut self,
+        files: &mut Files<'_>,
+        ring: &Ring,
+        pos: u64,
+        len: usize,
+        file_bytes: u64,
+    ) -> Result<Vec<u8>, RecoverError> {
+        while self
+            .pieces
+            .front()
+            .is_some_and(|(at, bytes)| at + bytes.len() as u64 <= pos)
+        {
             self.pieces.pop_front();
         }
         let end = (pos + len as u64).min(file_bytes);
@@ -65,16 +79,28 @@ impl Window {
     }
 
     fn end(&self, pos: u64) -> u64 {
-        self.pieces.back().map_or(pos / WINDOW * WINDOW, |(at, bytes)| at + bytes.len() as u64)
+        self.pieces
+            .back()
+            .map_or(pos / WINDOW * WINDOW, |(at, bytes)| at + bytes.len() as u64)
     }
 
-    fn fill(&mut self, files: &mut Files<'_>, ring: &Ring, pos: u64, file_bytes: u64) -> Result<(), RecoverError> {
+    fn fill(
+        &mut self,
+        files: &mut Files<'_>,
+        ring: &Ring,
+        pos: u64,
+        file_bytes: u64,
+    ) -> Result<(), RecoverError> {
         let from = self.end(pos);
         let found = &ring.files[self.file];
         let ops: Vec<DiskOp> = (0..WINDOWS)
             .map(|i| from + i * WINDOW)
             .filter(|at| *at < file_bytes)
-            .map(|at| DiskOp::Read { file: found.file, pos: at, len: WINDOW.min(file_bytes - at) as usize })
+            .map(|at| DiskOp::Read {
+                file: found.file,
+                pos: at,
+                len: WINDOW.min(file_bytes - at) as usize,
+            })
             .collect();
         let starts: Vec<u64> = (0..ops.len() as u64).map(|i| from + i * WINDOW).collect();
         for (at, done) in starts.into_iter().zip(files.all(&found.path, ops)?) {
@@ -113,8 +139,14 @@ struct Replay<'a> {
 
 /// What stands at the cursor.
 enum Seen {
-    Frame { header: FrameHeader, bytes: Vec<u8>, records: Vec<Record> },
-    Bad { header: Option<(FrameHeader, Option<Vec<Record>>)> },
+    Frame {
+        header: FrameHeader,
+        bytes: Vec<u8>,
+        records: Vec<Record>,
+    },
+    Bad {
+        header: Option<(FrameHeader, Option<Vec<Record>>)>,
+    },
 }
 
 pub(super) fn run(
@@ -126,8 +158,17 @@ pub(super) fn run(
     entries: Vec<Entry>,
     now: Now,
 ) -> Result<Replayed, RecoverError> {
-    let promised = ring.files.iter().filter_map(|f| f.header).map(|h| h.checkpoint_lsn).max().unwrap_or(Lsn(0));
-    let damaged = |what: String| RecoverError::Damaged { shard: cfg.shard.0, what };
+    let promised = ring
+        .files
+        .iter()
+        .filter_map(|f| f.header)
+        .map(|h| h.checkpoint_lsn)
+        .max()
+        .unwrap_or(Lsn(0));
+    let damaged = |what: String| RecoverError::Damaged {
+        shard: cfg.shard.0,
+        what,
+    };
     if snapshots.lsn < promised {
         return Err(damaged(format!(
             "the best snapshot begins at {}, but files were recycled on the word of one at {promised}",
@@ -139,9 +180,16 @@ pub(super) fn run(
         first_header(files, cfg, grain, &mut ring)?;
     }
     let capacity = cfg.journal_file_bytes - grain as u64;
-    let cursor = start_cursor(&ring, snapshots.lsn, capacity)
-        .ok_or_else(|| damaged(format!("no journal file holds the snapshot's lsn {}", snapshots.lsn)))?;
-    let mut report = RecoveryReport { fresh: ring.fresh, ..RecoveryReport::default() };
+    let cursor = start_cursor(&ring, snapshots.lsn, capacity).ok_or_else(|| {
+        damaged(format!(
+            "no journal file holds the snapshot's lsn {}",
+            snapshots.lsn
+        ))
+    })?;
+    let mut report = RecoveryReport {
+        fresh: ring.fresh,
+        ..RecoveryReport::default()
+    };
     report.snapshot = snapshots.number;
     report.older_snapshot = snapshots.older_used;
     let mut replay = Replay {
@@ -161,7 +209,12 @@ pub(super) fn run(
 }
 
 /// The very first header of a ring, durable before the first frame.
-fn first_header(files: &mut Files<'_>, cfg: &StoreConfig, grain: usize, ring: &mut Ring) -> Result<(), RecoverError> {
+fn first_header(
+    files: &mut Files<'_>,
+    cfg: &StoreConfig,
+    grain: usize,
+    ring: &mut Ring,
+) -> Result<(), RecoverError> {
     let header = FileHeader {
         node: cfg.node,
         generation: cfg.generation,
@@ -174,7 +227,11 @@ fn first_header(files: &mut Files<'_>, cfg: &StoreConfig, grain: usize, ring: &m
         file_bytes: cfg.journal_file_bytes,
     };
     let found = &mut ring.files[0];
-    let write = DiskOp::Write { file: found.file, pos: 0, bufs: vec![header.encode()] };
+    let write = DiskOp::Write {
+        file: found.file,
+        pos: 0,
+        bufs: vec![header.encode()],
+    };
     files.one(&found.path, write)?;
     found.header = Some(header);
     Ok(())
@@ -184,11 +241,22 @@ fn start_cursor(ring: &Ring, lsn: Lsn, capacity: u64) -> Option<Cursor> {
     let at = |first: Lsn| {
         let file = ring.starting_at(first)?;
         let incarnation = ring.files[file].header?.incarnation;
-        Some(Cursor { file, first, incarnation, lsn })
+        Some(Cursor {
+            file,
+            first,
+            incarnation,
+            lsn,
+        })
     };
     let first = Lsn(lsn.0 / capacity * capacity);
     // An lsn at the very end of a file belongs to that file when the next one was never begun.
-    at(first).or_else(|| first.0.checked_sub(capacity).filter(|_| first == lsn).and_then(|before| at(Lsn(before))))
+    at(first).or_else(|| {
+        first
+            .0
+            .checked_sub(capacity)
+            .filter(|_| first == lsn)
+            .and_then(|before| at(Lsn(before)))
+    })
 }
 
 impl Replay<'_> {
@@ -197,13 +265,20 @@ impl Replay<'_> {
     }
 
     fn damaged(&self, what: String) -> RecoverError {
-        RecoverError::Damaged { shard: self.cfg.shard.0, what }
+        RecoverError::Damaged {
+            shard: self.cfg.shard.0,
+            what,
+        }
     }
 
     fn frames(&mut self, files: &mut Files<'_>) -> Result<(), RecoverError> {
         loop {
             match self.look(files)? {
-                Seen::Frame { header, bytes, records } => {
+                Seen::Frame {
+                    header,
+                    bytes,
+                    records,
+                } => {
                     let frame = Frame::new(header, &bytes).map_err(|e| self.damaged(e.to_string()))?;
                     for record in &records {
                         self.state.apply(header.lsn, record, Some(&frame));
@@ -233,39 +308,69 @@ impl Replay<'_> {
 
     /// Reads what stands at the cursor.
     fn look(&mut self, files: &mut Files<'_>) -> Result<Seen, RecoverError> {
-        let Cursor { first, incarnation, lsn, .. } = self.cursor;
+        let Cursor {
+            first,
+            incarnation,
+            lsn,
+            ..
+        } = self.cursor;
         let pos = self.grain + (lsn.0 - first.0);
         let room = self.cfg.journal_file_bytes.saturating_sub(pos);
         if room < self.grain {
             return Ok(Seen::Bad { header: None });
         }
         let bytes = self.cfg.journal_file_bytes;
-        let head = self.window.get(files, &self.ring, pos, FRAME_HEADER_BYTES, bytes)?;
+        let head = self
+            .window
+            .get(files, &self.ring, pos, FRAME_HEADER_BYTES, bytes)?;
         let ours = |h: &FrameHeader| h.lsn == lsn && h.incarnation == incarnation && h.term >= self.term;
         let Some(header) = FrameHeader::decode(&head, room).ok().filter(ours) else {
             return Ok(Seen::Bad { header: None });
         };
-        let bytes = self.window.get(files, &self.ring, pos, header.frame_len as usize, bytes)?;
-        let Ok(frame) = Frame::new(header, &bytes) else { return Ok(Seen::Bad { header: Some((header, None)) }) };
+        let bytes = self
+            .window
+            .get(files, &self.ring, pos, header.frame_len as usize, bytes)?;
+        let Ok(frame) = Frame::new(header, &bytes) else {
+            return Ok(Seen::Bad {
+                header: Some((header, None)),
+            });
+        };
         let records = frame.directory().ok();
         if frame.check_body().is_err() {
-            return Ok(Seen::Bad { header: Some((header, records)) });
+            return Ok(Seen::Bad {
+                header: Some((header, records)),
+            });
         }
         Ok(match records {
-            Some(records) => Seen::Frame { header, bytes, records },
-            None => Seen::Bad { header: Some((header, None)) },
+            Some(records) => Seen::Frame {
+                header,
+                bytes,
+                records,
+            },
+            None => Seen::Bad {
+                header: Some((header, None)),
+            },
         })
     }
 
     /// Moves on to the next file, when frames of the present one ended here on purpose.
     fn next_file(&mut self) -> bool {
         let first = Lsn(self.cursor.first.0 + self.capacity());
-        let Some(file) = self.ring.starting_at(first) else { return false };
-        let Some(header) = self.ring.files[file].header else { return false };
+        let Some(file) = self.ring.starting_at(first) else {
+            return false;
+        };
+        let Some(header) = self.ring.files[file].header else {
+            return false;
+        };
         if header.prev_end != self.cursor.lsn {
             return false;
         }
-        self.cursor = Cursor { file, first, incarnation: header.incarnation, lsn: first };
+        self.cursor = Cursor {
+            file,
+            first,
+            incarnation: header.incarnation,
+            lsn: first,
+        };
         self.window = Window::new(file);
         true
     }
@@ -287,13 +392,21 @@ impl Replay<'_> {
             return Ok(false);
         }
         self.report.damaged_frames += 1;
-        tracing::error!(lsn = at.0, promised = promised.0, "a journal frame below the promised durable end is damaged");
+        tracing::error!(
+            lsn = at.0,
+            promised = promised.0,
+            "a journal frame below the promised durable end is damaged"
+        );
         let own = bad.and_then(|(_, records)| records);
         let (cursor, header, frame) = next;
-        let copy = Frame::new(header, &frame).ok().filter(|f| f.header.prev_lsn == at);
+        let copy = Frame::new(header, &frame)
+            .ok()
+            .filter(|f| f.header.prev_lsn == at);
         let named = own.or_else(|| copy.and_then(|f| f.previous_directory().ok()));
         match &named {
-            Some(records) => records.iter().for_each(|record| self.state.apply(at, record, None)),
+            Some(records) => records
+                .iter()
+                .for_each(|record| self.state.apply(at, record, None)),
             None => self.state.doubt_all(),
         }
         if header.prev_lsn != at && named.is_some() {
@@ -332,7 +445,13 @@ impl Replay<'_> {
             let mut pos = start;
             while pos + self.grain <= self.cfg.journal_file_bytes {
                 let room = self.cfg.journal_file_bytes - pos;
-                let head = window.get(files, &self.ring, pos, FRAME_HEADER_BYTES, self.cfg.journal_file_bytes)?;
+                let head = window.get(
+                    files,
+                    &self.ring,
+                    pos,
+                    FRAME_HEADER_BYTES,
+                    self.cfg.journal_file_bytes,
+                )?;
                 let lsn = Lsn(header.first_lsn.0 + pos - self.grain);
                 let ours = |h: &FrameHeader| {
                     h.lsn == lsn && h.incarnation == header.incarnation && h.term >= self.term
@@ -342,10 +461,20 @@ impl Replay<'_> {
                     if next.is_none() {
                         let len = found.frame_len as usize;
                         let bytes = window.get(files, &self.ring, pos, len, self.cfg.journal_file_bytes)?;
-                        let good = Frame::new(found, &bytes).is_ok_and(|f| f.check_body().is_ok() && f.directory().is_ok());
+                        let good = Frame::new(found, &bytes)
+                            .is_ok_and(|f| f.check_body().is_ok() && f.directory().is_ok());
                         if good {
                             let (first, incarnation) = (header.first_lsn, header.incarnation);
-                            next = Some((Cursor { file, first, incarnation, lsn }, found, bytes));
+                            next = Some((
+                                Cursor {
+                                    file,
+                                    first,
+                                    incarnation,
+                                    lsn,
+                                },
+                                found,
+                                bytes,
+                            ));
                         }
                     }
                 }
@@ -362,13 +491,22 @@ impl Replay<'_> {
         let cut = self.cursor.lsn;
         let files = self.ring.files.iter().enumerate().map(|(i, found)| {
             let state = match found.header {
-                Some(h) if i == current => RingState::Used { first: h.first_lsn, end: Lsn(h.first_lsn.0 + capacity) },
+                Some(h) if i == current => RingState::Used {
+                    first: h.first_lsn,
+                    end: Lsn(h.first_lsn.0 + capacity),
+                },
                 Some(h) if h.first_lsn < self.cursor.first && h.first_lsn.0 + capacity > checkpoint_lsn.0 => {
-                    RingState::Used { first: h.first_lsn, end: Lsn(h.first_lsn.0 + capacity) }
+                    RingState::Used {
+                        first: h.first_lsn,
+                        end: Lsn(h.first_lsn.0 + capacity),
+                    }
                 }
                 _ => RingState::Free,
             };
-            RingFile { file: found.file, state }
+            RingFile {
+                file: found.file,
+                state,
+            }
         });
         let resume = Resume {
             files: files.collect(),
@@ -379,7 +517,12 @@ impl Replay<'_> {
             prev_lsn: self.prev_lsn,
             directory: self.directory,
         };
-        Replayed { logs: self.state.finish(), resume, report: self.report, checkpoint_lsn }
+        Replayed {
+            logs: self.state.finish(),
+            resume,
+            report: self.report,
+            checkpoint_lsn,
+        }
     }
 }
 
@@ -394,8 +537,16 @@ struct State {
 
 impl State {
     fn new(cfg: &StoreConfig, entries: Vec<Entry>, now: Now) -> State {
-        let logs = entries.into_iter().map(|entry| (entry.id, (Log::restored(&entry), entry.applied))).collect();
-        State { cfg: cfg.clone(), logs, doubted: HashSet::new(), now }
+        let logs = entries
+            .into_iter()
+            .map(|entry| (entry.id, (Log::restored(&entry), entry.applied)))
+            .collect();
+        State {
+            cfg: cfg.clone(),
+            logs,
+            doubted: HashSet::new(),
+            now,
+        }
     }
 
     fn doubt_all(&mut self) {
@@ -406,7 +557,16 @@ impl State {
         let cfg = &self.cfg;
         self.logs.entry(id).or_insert_with(|| {
             let epochs = EpochTable::new(cfg.epoch_entries);
-            (Log::new(id, "", Default::default(), epochs, ProducerTable::new(cfg.producers)), Lsn(0))
+            (
+                Log::new(
+                    id,
+                    "",
+                    Default::default(),
+                    epochs,
+                    ProducerTable::new(cfg.producers),
+                ),
+                Lsn(0),
+            )
         })
     }
 
@@ -425,9 +585,24 @@ impl State {
         let doubted = self.doubted.remove(&id);
         let (log, _) = self.log(id);
         match record {
-            Record::Append { base, next, segment, pos, len, body_at, .. } => {
+            Record::Append {
+                base,
+                next,
+                segment,
+                pos,
+                len,
+                body_at,
+                ..
+            } => {
                 let bytes = frame.and_then(|f| f.body(*body_at, *len).ok());
-                let append = Append { base: *base, next: *next, segment: *segment, pos: *pos, len: *len, bytes };
+                let append = Append {
+                    base: *base,
+                    next: *next,
+                    segment: *segment,
+                    pos: *pos,
+                    len: *len,
+                    bytes,
+                };
                 append_to(log, &append, now_ms);
             }
             Record::EpochStart { epoch, start, .. } => {
@@ -439,7 +614,13 @@ impl State {
                     self.doubted.insert(id);
                 }
             }
-            Record::Truncate { offset, segment, pos, prefix, .. } => {
+            Record::Truncate {
+                offset,
+                segment,
+                pos,
+                prefix,
+                ..
+            } => {
                 log.cut(*offset, *segment, *pos, prefix);
                 log.producers_stale |= log.producers.truncate(*offset);
             }
@@ -540,6 +721,10 @@ fn lose(log: &mut Log, next: Offset, end: Pos) {
     segment.next = next.max(first);
     segment.forget_index();
     if next > first {
-        log.damage.push(Damage { offsets: first.0..next.0, segment: base, bytes: start.0..end.0 });
+        log.damage.push(Damage {
+            offsets: first.0..next.0,
+            segment: base,
+            bytes: start.0..end.0,
+        });
     }
 }

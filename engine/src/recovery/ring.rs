@@ -33,17 +33,28 @@ pub(crate) struct Ring {
 impl Ring {
     /// Index of the file whose frames begin at `first`.
     pub(crate) fn starting_at(&self, first: Lsn) -> Option<usize> {
-        self.files.iter().position(|f| f.header.is_some_and(|h| h.first_lsn == first))
+        self.files
+            .iter()
+            .position(|f| f.header.is_some_and(|h| h.first_lsn == first))
     }
 
     /// Highest incarnation of any header.
     pub(crate) fn max_incarnation(&self) -> u64 {
-        self.files.iter().filter_map(|f| f.header).map(|h| h.incarnation).max().unwrap_or(0)
+        self.files
+            .iter()
+            .filter_map(|f| f.header)
+            .map(|h| h.incarnation)
+            .max()
+            .unwrap_or(0)
     }
 }
 
 /// Opens the ring of `cfg`'s shard, making what is missing. The settings that the files fix are taken from them.
-pub(super) fn open(files: &mut Files<'_>, cfg: StoreConfig, grain: usize) -> Result<(StoreConfig, Ring), RecoverError> {
+pub(super) fn open(
+    files: &mut Files<'_>,
+    cfg: StoreConfig,
+    grain: usize,
+) -> Result<(StoreConfig, Ring), RecoverError> {
     let dir = journal_dir(cfg.generation, cfg.shard.0);
     let names = existing(files, &dir)?;
     let (mut cfg, fresh) = (cfg, names.is_empty());
@@ -58,9 +69,16 @@ pub(super) fn open(files: &mut Files<'_>, cfg: StoreConfig, grain: usize) -> Res
         }
         files.one(&dir, DiskOp::SyncDir { path: dir.clone() })?;
     }
-    let mut ring = Ring { files: Vec::new(), fresh };
+    let mut ring = Ring {
+        files: Vec::new(),
+        fresh,
+    };
     for number in 0..cfg.journal_files {
-        let path = if fresh { format!("{dir}/{number:03}") } else { format!("{dir}/{}", names[number].0) };
+        let path = if fresh {
+            format!("{dir}/{number:03}")
+        } else {
+            format!("{dir}/{}", names[number].0)
+        };
         ring.files.push(open_file(files, &cfg, grain, path)?);
     }
     Ok((cfg, ring))
@@ -68,10 +86,15 @@ pub(super) fn open(files: &mut Files<'_>, cfg: StoreConfig, grain: usize) -> Res
 
 /// Journal files by name, with their length. An unfinished set is made anew: nothing was ever written to it.
 fn existing(files: &mut Files<'_>, dir: &str) -> Result<Vec<(String, u64)>, RecoverError> {
-    let Done::Listed(names) = files.one(dir, DiskOp::List { path: dir.to_owned() })? else { return Ok(Vec::new()) };
+    let Done::Listed(names) = files.one(dir, DiskOp::List { path: dir.to_owned() })? else {
+        return Ok(Vec::new());
+    };
     let journal = |name: &str| name.len() == 3 && name.bytes().all(|b| b.is_ascii_digit());
-    let found: Vec<(String, u64)> =
-        names.iter().filter(|n| journal(&n.name) && !n.is_dir).map(|n| (n.name.clone(), n.len)).collect();
+    let found: Vec<(String, u64)> = names
+        .iter()
+        .filter(|n| journal(&n.name) && !n.is_dir)
+        .map(|n| (n.name.clone(), n.len))
+        .collect();
     let finished = names.iter().any(|n| n.name.starts_with("checkpoint-"));
     Ok(if finished { found } else { Vec::new() })
 }
@@ -80,8 +103,14 @@ fn existing(files: &mut Files<'_>, dir: &str) -> Result<Vec<(String, u64)>, Reco
 fn make_file(files: &mut Files<'_>, dir: &str, number: usize, len: u64) -> Result<(), RecoverError> {
     let path = format!("{dir}/{number:03}");
     let temporary = format!("{path}.tmp");
-    let how = OpenHow { class: FileClass::Checkpoint, create: true, write: true };
-    let Some((file, _)) = files.open(&temporary, how)? else { return Ok(()) };
+    let how = OpenHow {
+        class: FileClass::Checkpoint,
+        create: true,
+        write: true,
+    };
+    let Some((file, _)) = files.open(&temporary, how)? else {
+        return Ok(());
+    };
     files.one(&temporary, DiskOp::Resize { file, len: 0 })?;
     files.one(&temporary, DiskOp::Allocate { file, pos: 0, len })?;
     let mut zeros = AppendBuf::with_capacity(ZERO_PIECE as usize);
@@ -91,25 +120,50 @@ fn make_file(files: &mut Files<'_>, dir: &str, number: usize, len: u64) -> Resul
     for group in starts.chunks(ZERO_DEPTH) {
         let piece = |pos: &u64| {
             let bytes = zeros.slice(0..ZERO_PIECE.min(len - pos) as usize);
-            DiskOp::Write { file, pos: *pos, bufs: vec![bytes] }
+            DiskOp::Write {
+                file,
+                pos: *pos,
+                bufs: vec![bytes],
+            }
         };
         files.all(&temporary, group.iter().map(piece).collect())?;
     }
     files.one(&temporary, DiskOp::Sync { file })?;
     files.one(&temporary, DiskOp::Close { file })?;
     files.ops.free_file(file);
-    files.one(&path, DiskOp::Rename { from: temporary, to: path.clone() })?;
+    files.one(
+        &path,
+        DiskOp::Rename {
+            from: temporary,
+            to: path.clone(),
+        },
+    )?;
     Ok(())
 }
 
-fn open_file(files: &mut Files<'_>, cfg: &StoreConfig, grain: usize, path: String) -> Result<Found, RecoverError> {
-    let damaged = |what: String| RecoverError::Damaged { shard: cfg.shard.0, what };
-    let how = OpenHow { class: FileClass::Journal, create: false, write: true };
+fn open_file(
+    files: &mut Files<'_>,
+    cfg: &StoreConfig,
+    grain: usize,
+    path: String,
+) -> Result<Found, RecoverError> {
+    let damaged = |what: String| RecoverError::Damaged {
+        shard: cfg.shard.0,
+        what,
+    };
+    let how = OpenHow {
+        class: FileClass::Journal,
+        create: false,
+        write: true,
+    };
     let Some((file, len)) = files.open(&path, how)? else {
         return Err(damaged(format!("{path} is missing")));
     };
     if len != cfg.journal_file_bytes {
-        return Err(damaged(format!("{path} has {len} bytes, the others {}", cfg.journal_file_bytes)));
+        return Err(damaged(format!(
+            "{path} has {len} bytes, the others {}",
+            cfg.journal_file_bytes
+        )));
     }
     // What a killed process wrote may be in the device's cache only; nothing is decided on it before it is durable.
     files.one(&path, DiskOp::Sync { file })?;
@@ -117,14 +171,19 @@ fn open_file(files: &mut Files<'_>, cfg: &StoreConfig, grain: usize, path: Strin
     let header = match FileHeader::decode(&block) {
         Ok(header) => Some(header),
         Err(JournalError::Version(version)) => {
-            return Err(damaged(format!("{path} has format version {version}; this program writes another one")));
+            return Err(damaged(format!(
+                "{path} has format version {version}; this program writes another one"
+            )));
         }
         Err(_) => None,
     };
     if let Some(header) = &header {
         check_owner(cfg, &path, header.node, header.shard, header.generation)?;
         if header.grain as usize != grain && !(header.grain as usize).is_multiple_of(grain) {
-            return Err(damaged(format!("{path} has grain {}, the disk needs {grain}", header.grain)));
+            return Err(damaged(format!(
+                "{path} has grain {}, the disk needs {grain}",
+                header.grain
+            )));
         }
     }
     Ok(Found { path, file, header })

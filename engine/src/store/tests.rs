@@ -5,7 +5,10 @@ use crate::batch::{BatchBuilder, NewRecord};
 use crate::io::sim::{Crash, SimConfig, SimDisk};
 use crate::types::{ShardId, TopicId};
 
-const P: PartitionId = PartitionId { topic: TopicId([5; 16]), index: 3 };
+const P: PartitionId = PartitionId {
+    topic: TopicId([5; 16]),
+    index: 3,
+};
 
 fn config() -> StoreConfig {
     StoreConfig {
@@ -28,24 +31,47 @@ struct Rig {
 
 impl Rig {
     fn start(mut disk: SimDisk, term: u64) -> Rig {
-        let cfg = StoreConfig { term: crate::types::Term(term), ..config() };
-        let now = Now { mono: disk.now(), wall_ms: 1_000_000 };
+        let cfg = StoreConfig {
+            term: crate::types::Term(term),
+            ..config()
+        };
+        let now = Now {
+            mono: disk.now(),
+            wall_ms: 1_000_000,
+        };
         let (store, _) = Store::recover(&mut disk, cfg, now).expect("recovery");
-        let mut rig = Rig { disk, store, events: Vec::new() };
-        rig.store.create(P, "topic", LogSettings { segment_bytes: 300 << 10, ..LogSettings::default() });
+        let mut rig = Rig {
+            disk,
+            store,
+            events: Vec::new(),
+        };
+        rig.store.create(
+            P,
+            "topic",
+            LogSettings {
+                segment_bytes: 300 << 10,
+                ..LogSettings::default()
+            },
+        );
         let mut out = Outbox::default();
-        rig.store.begin_epoch(rig.now(), 1, P, LeaderEpoch(term as u32), &mut out);
+        rig.store
+            .begin_epoch(rig.now(), 1, P, LeaderEpoch(term as u32), &mut out);
         rig.take(out);
         rig.settle();
         rig
     }
 
     fn now(&self) -> Now {
-        Now { mono: self.disk.now(), wall_ms: 1_000_000 + (self.disk.now() / 1_000_000) as i64 }
+        Now {
+            mono: self.disk.now(),
+            wall_ms: 1_000_000 + (self.disk.now() / 1_000_000) as i64,
+        }
     }
 
     fn take(&mut self, out: Outbox) {
-        out.ops.into_iter().for_each(|(op, disk_op)| self.disk.submit(op, disk_op));
+        out.ops
+            .into_iter()
+            .for_each(|(op, disk_op)| self.disk.submit(op, disk_op));
         self.events.extend(out.events);
     }
 
@@ -54,7 +80,9 @@ impl Rig {
         self.store.turn_end(self.now(), &mut out);
         self.take(out);
         let limit = self.disk.now() + 10_000_000;
-        let Some(completion) = self.disk.step(limit) else { return false };
+        let Some(completion) = self.disk.step(limit) else {
+            return false;
+        };
         let mut out = Outbox::default();
         self.store.handle(self.now(), completion, &mut out);
         self.take(out);
@@ -75,11 +103,26 @@ impl Rig {
 
     fn append(&mut self, value: &[u8]) {
         let mut builder = BatchBuilder::new();
-        builder.push(NewRecord { value: Some(value), timestamp: 5, ..NewRecord::default() }).expect("it fits");
+        builder
+            .push(NewRecord {
+                value: Some(value),
+                timestamp: 5,
+                ..NewRecord::default()
+            })
+            .expect("it fits");
         let batch = BufSlice::copy_of(&builder.finish().expect("a record"));
         let epoch = self.store.view(P).expect("known").epoch;
         let mut out = Outbox::default();
-        self.store.append(self.now(), AppendRequest { token: 9, partition: P, epoch, batch }, &mut out);
+        self.store.append(
+            self.now(),
+            AppendRequest {
+                token: 9,
+                partition: P,
+                epoch,
+                batch,
+            },
+            &mut out,
+        );
         self.take(out);
     }
 
@@ -90,7 +133,13 @@ impl Rig {
         while offset < end {
             self.events.clear();
             let mut out = Outbox::default();
-            let request = ReadRequest { token: 7, partition: P, offset, limit: end, max_bytes: 100_000 };
+            let request = ReadRequest {
+                token: 7,
+                partition: P,
+                offset,
+                limit: end,
+                max_bytes: 100_000,
+            };
             self.store.read(self.now(), request, &mut out);
             self.take(out);
             let bytes = loop {
@@ -135,7 +184,10 @@ fn what_was_acknowledged_is_read_back_across_restarts() {
             rig.turn();
         }
         rig.settle();
-        assert_eq!(rig.store.view(P).expect("known").durable_end, Offset(expect.len() as u64));
+        assert_eq!(
+            rig.store.view(P).expect("known").durable_end,
+            Offset(expect.len() as u64)
+        );
         assert!(rig.store.fenced().is_none());
         assert_eq!(rig.read_all(), expect);
         let crash = if life % 2 == 0 { Crash::Power } else { Crash::Kill };
