@@ -116,6 +116,7 @@ impl From<FenceReason> for WireError {
         match reason {
             FenceReason::JournalFailed
             | FenceReason::SegmentFailed
+            | FenceReason::SyncFailed
             | FenceReason::Damaged
             | FenceReason::FilesMissing => WireError::StorageError,
         }
