@@ -193,21 +193,27 @@ impl Consumer {
     /// retried until the client's retry deadline.
     pub async fn next(&mut self) -> Result<Fetched, ClientError> {
         loop {
+            let now = Instant::now();
             while let Ok(event) = self.events.try_recv() {
                 self.absorb(event)?;
             }
             if self.ready_bytes < self.config.buffer_bytes {
-                self.fetch().await?;
+                self.fetch(now).await?;
             }
             if let Some(fetched) = self.ready.pop_front() {
                 self.ready_bytes -= fetched.batches.len();
                 return Ok(fetched);
             }
-            let retry = self
+            // What is due already has a fetch under way; its answer is the next thing to happen.
+            let retries = self
                 .positions
                 .values()
                 .filter_map(|position| position.trouble.as_ref());
-            let event = match retry.map(|trouble| trouble.retry_at).min() {
+            let retry = retries
+                .map(|trouble| trouble.retry_at)
+                .filter(|at| *at > now)
+                .min();
+            let event = match retry {
                 None => self.events.recv().await,
                 Some(at) => tokio::time::timeout_at(at.into(), self.events.recv())
                     .await
@@ -220,14 +226,14 @@ impl Consumer {
     }
 
     /// Sends a fetch to every shard that leads partitions and has none under way.
-    async fn fetch(&mut self) -> Result<(), ClientError> {
-        let lost = self.due().filter(|(_, leader)| self.stale || leader.is_none());
+    async fn fetch(&mut self, now: Instant) -> Result<(), ClientError> {
+        let lost = self.due(now).filter(|(_, leader)| self.stale || leader.is_none());
         let lost: Vec<PartitionId> = lost.map(|(partition, _)| partition).collect();
         if !lost.is_empty() {
             self.find_leaders(&lost).await?;
         }
         let mut groups: BTreeMap<Group, Vec<PartitionId>> = BTreeMap::new();
-        for (partition, leader) in self.due() {
+        for (partition, leader) in self.due(now) {
             if let Some(leader) = leader {
                 groups
                     .entry((leader.node, leader.shard))
@@ -243,8 +249,7 @@ impl Consumer {
     }
 
     /// The partitions that may be asked for now, with their leaders.
-    fn due(&self) -> impl Iterator<Item = (PartitionId, Option<Leader>)> {
-        let now = Instant::now();
+    fn due(&self, now: Instant) -> impl Iterator<Item = (PartitionId, Option<Leader>)> {
         let waits = move |position: &Position| {
             position
                 .trouble

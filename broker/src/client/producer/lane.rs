@@ -316,10 +316,10 @@ impl Lane {
 
     /// Nobody will drive this lane any more.
     pub(super) fn abandon(&mut self) {
-        self.fail_from(0, ClientError::Closed);
         if let Some(open) = self.open.take() {
             open.receipt.settle(Err(ClientError::Closed));
         }
+        self.fail_from(0, ClientError::Closed);
     }
 
     fn expire(&mut self, now: Instant) {
@@ -340,8 +340,9 @@ impl Lane {
             first.receipt.settle(Err(error.clone()));
         }
         let earlier = ClientError::EarlierFailed(Box::new(error));
-        for pending in failed {
-            pending.receipt.settle(Err(earlier.clone()));
+        let open = self.open.take().map(|open| open.receipt);
+        for receipt in failed.map(|pending| pending.receipt).chain(open) {
+            receipt.settle(Err(earlier.clone()));
         }
         self.identity = None;
         if self.queue.is_empty() {
