@@ -11,6 +11,7 @@ pub mod event;
 pub mod listener;
 pub mod metadata;
 pub mod native;
+pub mod replica;
 pub mod shard;
 pub mod shell;
 pub mod stats;

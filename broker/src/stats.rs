@@ -6,6 +6,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use ringfence_engine::store::{Store, StoreGauges};
+
 use crate::error::WireError;
 use crate::native::Api;
 
@@ -82,6 +84,8 @@ macro_rules! figures {
         #[derive(Debug, Default)]
         pub struct ShardStats {
             $(#[doc = $help] pub $field: Figure,)*
+            /// Monotonic nanoseconds at which the shard last looked at its clock; 0 before it does.
+            pub turned_at: Figure,
             /// Requests by api, in the order of [`Api::ALL`].
             pub requests: Group<{ Api::ALL.len() }>,
             /// Errors sent, by code, in the order of [`WireError::ALL`].
@@ -130,6 +134,26 @@ figures! {
     Gauge shard_fenced "1 when the whole shard takes no writes.";
     Counter refused_no_space "Batches refused because the disk is full.";
     Counter refused_busy "Batches refused because memory or journal was used up.";
+    Counter journal_frames "Journal frames written.";
+    Counter journal_bytes "Bytes of journal frames written.";
+    Counter journal_marks "Empty journal frames that carried the durable end.";
+    Counter journal_stalls "Turns in which the journal had no free file.";
+    Gauge journal_frames_in_flight "Journal writes in flight.";
+    Gauge journal_room_bytes "Bytes of batches that the journal can still take.";
+    Gauge appends_waiting "Appends waiting for a place in a segment or for room.";
+    Counter write_backs "Write-back operations completed.";
+    Counter written_back_bytes "Bytes written back to segments.";
+    Gauge write_backs_in_flight "Write-back operations in flight.";
+    Gauge dirty_bytes "Accepted bytes not yet in segments: the write-back backlog.";
+    Gauge memory_bytes "Bytes of partition tails in memory.";
+    Counter checkpoints "Checkpoints completed.";
+    Counter checkpoint_slices "Slices of checkpoint work.";
+    Gauge snapshot_bytes "Bytes of the last snapshot.";
+    Counter segments_removed "Segment files removed.";
+    Counter segment_read_bytes "Bytes read from segments.";
+    Counter memory_reads "Reads answered from memory.";
+    Counter disk_reads "Reads answered from disk.";
+    Counter damage_found "Reads that met bytes which failed their checks.";
 }
 
 /// Upper bounds of the histogram's buckets, in nanoseconds: 16 us doubling to about 8.6 s.
@@ -182,6 +206,39 @@ impl ShardStats {
             WireError::DiskFull => self.refused_no_space.add(1),
             WireError::Overloaded => self.refused_busy.add(1),
             _ => {}
+        }
+    }
+}
+
+impl ShardStats {
+    /// Takes the store's figures over.
+    pub fn publish_store(&self, store: &Store, gauges: &StoreGauges) {
+        let (stats, commit) = (store.stats(), store.commit_stats());
+        for (figure, value) in [
+            (&self.partitions_fenced, gauges.fenced as u64),
+            (&self.partitions_stray, gauges.strays as u64),
+            (&self.appends_waiting, gauges.waiting as u64),
+            (&self.journal_frames_in_flight, gauges.frames_in_flight as u64),
+            (&self.journal_room_bytes, gauges.journal_room),
+            (&self.write_backs_in_flight, gauges.write_backs_in_flight as u64),
+            (&self.dirty_bytes, gauges.dirty_bytes),
+            (&self.memory_bytes, gauges.memory_bytes),
+            (&self.journal_frames, commit.frames),
+            (&self.journal_bytes, commit.bytes),
+            (&self.journal_marks, commit.marks),
+            (&self.journal_stalls, commit.stalls),
+            (&self.write_backs, stats.write_backs),
+            (&self.written_back_bytes, stats.written_back_bytes),
+            (&self.checkpoints, stats.checkpoints),
+            (&self.checkpoint_slices, stats.checkpoint_slices),
+            (&self.snapshot_bytes, stats.snapshot_bytes),
+            (&self.segments_removed, stats.segments_removed),
+            (&self.segment_read_bytes, stats.read_bytes),
+            (&self.memory_reads, stats.memory_reads),
+            (&self.disk_reads, stats.disk_reads),
+            (&self.damage_found, stats.damage_found),
+        ] {
+            figure.set(value);
         }
     }
 }

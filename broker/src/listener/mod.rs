@@ -552,11 +552,11 @@ impl Listener {
         self.accepting = false;
     }
 
-    /// Closes every connection once its answers are sent.
-    pub fn close_all(&mut self, net: &mut Vec<NetOp>) {
+    /// Closes every connection: `abort` at once, else when its answers are sent.
+    pub fn close_all(&mut self, abort: bool, net: &mut Vec<NetOp>) {
         let ids: Vec<ConnId> = self.conns.keys().copied().collect();
         for id in ids {
-            self.close(id, false, net);
+            self.close(id, abort, net);
         }
     }
 

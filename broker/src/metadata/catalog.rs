@@ -103,14 +103,25 @@ pub struct Boot {
     pub epoch: LeaderEpoch,
 }
 
+/// Identity of the cluster, when the store knows one.
+///
+/// # Errors
+/// When the store fails or the record is damaged.
+pub fn cluster_id(store: &impl MetadataStore) -> Result<Option<[u8; 16]>, MetadataError> {
+    match fetch::<ClusterRecord>(store, CLUSTER)? {
+        Some((record, _)) => Ok(Some(topic_id(CLUSTER, &record.cluster_id)?.0)),
+        None => Ok(None),
+    }
+}
+
 /// Raises the boot counter, durably, and reads or makes the cluster's identity (`fresh_id`, used for a new one).
 ///
 /// # Errors
 /// When the store fails, a record is damaged, or the counter is used up.
 pub fn boot(store: &mut impl MetadataStore, fresh_id: [u8; 16], now_ms: i64) -> Result<Boot, MetadataError> {
     let mut transaction = Transaction::default();
-    let cluster_id = match fetch::<ClusterRecord>(store, CLUSTER)? {
-        Some((record, _)) => topic_id(CLUSTER, &record.cluster_id)?.0,
+    let cluster_id = match cluster_id(store)? {
+        Some(known) => known,
         None => {
             transaction.guard(CLUSTER, Version(0));
             let cluster_id = TopicId(fresh_id).to_string();
@@ -186,6 +197,15 @@ impl<S: MetadataStore> Catalog<S> {
             .collect()
     }
 
+    /// One topic.
+    ///
+    /// # Errors
+    /// When it does not exist, the store fails or a record is damaged.
+    pub fn topic(&self, name: &str) -> Result<Arc<Topic>, TopicError> {
+        let (record, _) = self.record(name)?;
+        Ok(Arc::new(self.assemble(name, record)?))
+    }
+
     /// Topics whose deletion was accepted but is not known to be finished on every shard: id and partition count.
     ///
     /// # Errors
@@ -234,7 +254,7 @@ impl<S: MetadataStore> Catalog<S> {
             put_chunks(&mut transaction, new.id, &states, 0);
             self.apply(transaction)?;
         }
-        Ok(Arc::new(self.topic(new.name, new.id, record, states)))
+        Ok(Arc::new(self.build(new.name, new.id, record, states)))
     }
 
     /// Deletes a topic: the name is free at once, the tombstone orders its files away.
@@ -398,10 +418,10 @@ impl<S: MetadataStore> Catalog<S> {
                 ),
             });
         }
-        Ok(self.topic(name, id, record, states))
+        Ok(self.build(name, id, record, states))
     }
 
-    fn topic(&self, name: &str, id: TopicId, record: TopicRecord, mut states: Vec<PartitionRecord>) -> Topic {
+    fn build(&self, name: &str, id: TopicId, record: TopicRecord, mut states: Vec<PartitionRecord>) -> Topic {
         for state in states.iter_mut().filter(|state| state.leader == Some(self.node)) {
             state.leader_epoch = state.leader_epoch.max(self.epoch.0);
         }

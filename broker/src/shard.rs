@@ -1,1 +1,0 @@
-//! The shard's state machine: partitions, requests, parked fetches.
