@@ -115,6 +115,7 @@ impl From<FenceReason> for WireError {
     fn from(reason: FenceReason) -> WireError {
         match reason {
             FenceReason::JournalFailed
+            | FenceReason::SyncFailed
             | FenceReason::SegmentFailed
             | FenceReason::SyncFailed
             | FenceReason::Damaged

@@ -8,7 +8,6 @@
 
 mod replay;
 mod ring;
-mod set;
 
 use thiserror::Error;
 
@@ -24,7 +23,6 @@ use crate::store::{Ops, Pending, Store};
 use crate::types::{Lsn, Now};
 
 pub(crate) use replay::Replayed;
-pub use set::{JOURNAL_SET, open_set};
 
 /// What recovery found.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -5,4 +5,3 @@
 pub mod batch;
 pub mod native;
 pub mod process;
-pub mod sim;

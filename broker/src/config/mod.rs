@@ -60,6 +60,9 @@ pub enum ConfigError {
     /// Two settings contradict each other.
     #[error("{0}")]
     Contradiction(String),
+    /// The file cannot be read.
+    #[error("the configuration file {path} cannot be read: {reason}")]
+    Unreadable { path: String, reason: String },
     /// The file is not TOML.
     #[error("the configuration file is not valid TOML: {0}")]
     Syntax(String),

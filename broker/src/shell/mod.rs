@@ -2,5 +2,6 @@
 
 pub mod cli;
 pub mod control;
+pub mod datadir;
 pub mod http;
 pub mod runtime;

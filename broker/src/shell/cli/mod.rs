@@ -9,6 +9,7 @@ mod consume;
 mod man;
 mod output;
 mod produce;
+mod serve;
 #[cfg(test)]
 mod tests;
 mod topics;
@@ -43,6 +44,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    Serve(serve::Serve),
     Topics(topics::Topics),
     Produce(produce::Produce),
     Consume(consume::Consume),
@@ -91,6 +93,10 @@ pub fn main() -> ExitCode {
             eprintln!("error: {message}");
             ExitCode::FAILURE
         }
+        Err(CliError::Broke { status, message }) => {
+            eprintln!("error: {message}");
+            ExitCode::from(status)
+        }
     }
 }
 
@@ -106,6 +112,7 @@ fn wrong_usage(error: &clap::Error) -> ExitCode {
 
 fn run(command: Command) -> Result<(), CliError> {
     match command {
+        Command::Serve(serve) => serve.run(),
         Command::Topics(topics) => on_runtime(topics.run()),
         Command::Produce(produce) => on_runtime(produce.run()),
         Command::Consume(consume) => on_runtime(consume.run()),

@@ -16,6 +16,8 @@ pub(super) enum CliError {
     Usage(String),
     /// Exit status 1.
     Failed(String),
+    /// The broker could not start or broke: its exit status and cause.
+    Broke { status: u8, message: String },
 }
 
 impl CliError {
