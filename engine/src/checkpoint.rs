@@ -224,7 +224,9 @@ impl Store {
             // The snapshot counts only when that frame is durable. A Drop that is not in a frame yet will be replayed.
             return;
         }
-        encode_entry(log, applied, &mut self.checkpoint.body);
+        // A fenced partition's bytes are copied forward, so that it never pins the journal.
+        let carry = log.fenced.is_some();
+        encode_entry(log, applied, carry, &mut self.checkpoint.body);
         self.checkpoint.count += 1;
         if log.fenced.is_none() && !log.is_dropping() && !log.is_written() {
             log.pin = Some((log.active().base, log.active().end().floor(BLOCK as u64)));

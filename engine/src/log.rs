@@ -329,6 +329,7 @@ impl Log {
         log.high_watermark = entry.high_watermark;
         log.durable_end = log.log_end();
         log.oldest = entry.oldest;
+        log.fenced = entry.damaged.then_some(FenceReason::Damaged);
         log.damage = entry.damage.clone();
         log.listing = if log.oldest < log.segments[0].base {
             Listing::Unknown

@@ -8,6 +8,7 @@
 
 mod replay;
 mod ring;
+mod set;
 
 use thiserror::Error;
 
@@ -23,6 +24,7 @@ use crate::store::{Ops, Pending, Store};
 use crate::types::{Lsn, Now};
 
 pub(crate) use replay::Replayed;
+pub use set::{JOURNAL_SET, open_set};
 
 /// What recovery found.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -8,6 +8,7 @@ use thiserror::Error;
 use crate::codec::{Put, Reader};
 use crate::config::StoreConfig;
 use crate::epochs::EpochTable;
+use crate::error::FenceReason;
 use crate::io::buf::{AppendBuf, BufSlice};
 use crate::limits::{BLOCK, FORMAT_VERSION};
 use crate::log::{Damage, Log};
@@ -124,12 +125,14 @@ impl SnapshotHeader {
 }
 
 /// Appends the entry of `log`, which holds at `applied`: everything the log accepted before that address, and maybe
-/// more (replay skips what is there).
-pub fn encode_entry(log: &Log, applied: Lsn, out: &mut Vec<u8>) {
+/// more (replay skips what is there). With `carry`, every byte that is in no file yet goes along; without it the caller
+/// sees to it that whole blocks are in their files before the snapshot counts.
+pub fn encode_entry(log: &Log, applied: Lsn, carry: bool, out: &mut Vec<u8>) {
     let start = out.len();
     out.put_u32(0);
     out.put(log.id.topic.0);
     out.put_u32(log.id.index);
+    out.put_u32(u32::from(log.fenced == Some(FenceReason::Damaged)));
     out.put_u64(applied.0);
     out.put_u64(log.log_start.0);
     out.put_u64(log.high_watermark.0);
@@ -144,10 +147,10 @@ pub fn encode_entry(log: &Log, applied: Lsn, out: &mut Vec<u8>) {
         out.put_u64(damage.bytes.start);
         out.put_u64(damage.bytes.end);
     }
-    let open = open_segments(log);
+    let open = open_segments(log, carry);
     out.put_u32(open.len() as u32);
     for segment in open {
-        encode_segment(segment, log.fenced.is_some(), out);
+        encode_segment(segment, carry, out);
     }
     let len = (out.len() - start + 4) as u32;
     out[start..start + 4].copy_from_slice(&len.to_le_bytes());
@@ -155,11 +158,11 @@ pub fn encode_entry(log: &Log, applied: Lsn, out: &mut Vec<u8>) {
     out.put_u32(crc);
 }
 
-/// Segments whose bytes are not all in their files when the checkpoint completes: the active one, and those that a
-/// fenced partition could not seal.
-fn open_segments(log: &Log) -> Vec<&Segment> {
+/// Segments whose bytes are not all in their files when the checkpoint completes: the active one, and those that are
+/// carried unsealed.
+fn open_segments(log: &Log, carry: bool) -> Vec<&Segment> {
     let last = log.segments.len() - 1;
-    let unsealed = |s: &Segment| log.fenced.is_some() && s.state() != SegmentState::Sealed;
+    let unsealed = |s: &Segment| carry && s.state() != SegmentState::Sealed;
     log.segments
         .iter()
         .enumerate()
@@ -168,11 +171,9 @@ fn open_segments(log: &Log) -> Vec<&Segment> {
         .collect()
 }
 
-/// A healthy partition's bytes are in its file up to the last whole block when the checkpoint completes; a fenced
-/// one's bytes beyond its last completed write are copied forward, so that it never pins the journal.
-fn encode_segment(segment: &Segment, fenced: bool, out: &mut Vec<u8>) {
+fn encode_segment(segment: &Segment, carry: bool, out: &mut Vec<u8>) {
     let floor = segment.end().floor(BLOCK as u64);
-    let from = if fenced {
+    let from = if carry {
         segment.written.min(floor).max(segment.tail.start())
     } else {
         floor
@@ -202,6 +203,8 @@ pub struct SegmentEntry {
 #[derive(Debug, Clone)]
 pub struct Entry {
     pub id: PartitionId,
+    /// Fenced because recovery could not name what is lost.
+    pub damaged: bool,
     pub applied: Lsn,
     pub log_start: Offset,
     pub high_watermark: Offset,
@@ -250,6 +253,7 @@ fn decode_entry(content: &[u8], cfg: &StoreConfig) -> Option<Entry> {
         topic,
         index: reader.u32()?,
     };
+    let damaged = reader.u32()? & 1 != 0;
     let applied = Lsn(reader.u64()?);
     let (log_start, high_watermark) = (Offset(reader.u64()?), Offset(reader.u64()?));
     let oldest = Offset(reader.u64()?);
@@ -274,6 +278,7 @@ fn decode_entry(content: &[u8], cfg: &StoreConfig) -> Option<Entry> {
     }
     (!segments.is_empty() && reader.rest().is_empty()).then_some(Entry {
         id,
+        damaged,
         applied,
         log_start,
         high_watermark,

@@ -5,3 +5,4 @@
 pub mod batch;
 pub mod native;
 pub mod process;
+pub mod sim;

@@ -1,0 +1,380 @@
+//! Drives a node through a seeded random workload and compares everything it says with the model.
+
+mod events;
+mod reopen;
+mod workload;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use ringfence_engine::config::StoreConfig;
+use ringfence_engine::error::ReadError;
+use ringfence_engine::io::sim::{Crash, Rng, SimConfig, SimDisk};
+use ringfence_engine::store::ReadBytes;
+use ringfence_engine::types::{PartitionId, ShardId};
+
+use super::model::{Partition, Sequence};
+use super::node::Node;
+use super::script::{self, Script};
+use super::{Profile, Summary, Violation};
+
+/// Simulated time after which an unanswered command counts as hung.
+const PATIENCE_NS: u64 = 120_000_000_000;
+
+/// What a run looks like; everything follows from the seed.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    /// The seed.
+    pub seed: u64,
+    /// The faults.
+    pub profile: Profile,
+    /// Number of random workload steps; a script has its own.
+    pub ops: u64,
+    /// A fixed workload instead of the random one.
+    pub script: Option<Script>,
+    /// The only crash during a script: at this boundary of the disk.
+    pub crash_at: Option<(u64, Crash)>,
+}
+
+impl Plan {
+    /// A random workload of `ops` steps.
+    #[must_use]
+    pub fn random(seed: u64, profile: Profile, ops: u64) -> Plan {
+        Plan {
+            seed,
+            profile,
+            ops,
+            script: None,
+            crash_at: None,
+        }
+    }
+
+    /// A script without faults, crashed at a boundary.
+    #[must_use]
+    pub fn scripted(script: Script, crash_at: Option<(u64, Crash)>) -> Plan {
+        Plan {
+            seed: 1,
+            profile: Profile::Calm,
+            ops: 0,
+            script: Some(script),
+            crash_at,
+        }
+    }
+}
+
+/// A command that was not yet answered.
+#[derive(Debug)]
+enum Waiting {
+    Append {
+        partition: PartitionId,
+        bytes: Vec<u8>,
+        time: i64,
+        sequence: Option<Sequence>,
+        /// Original offsets, when this is a retry of a batch that is in the log.
+        original: Option<(u64, u64)>,
+    },
+    Read {
+        partition: PartitionId,
+        offset: u64,
+        limit: u64,
+    },
+    Time {
+        partition: PartitionId,
+        timestamp: i64,
+        limit: u64,
+    },
+    Command {
+        what: &'static str,
+    },
+}
+
+/// The workload and its checks.
+pub(super) struct Runner {
+    plan: Plan,
+    rng: Rng,
+    /// `None` only while the process is down.
+    node: Option<Node>,
+    config: StoreConfig,
+    shards: u16,
+    partitions: BTreeMap<PartitionId, Partition>,
+    /// Dropped and answered: must never be seen again.
+    gone: BTreeSet<PartitionId>,
+    /// Producers that a partition no longer knows after a cut; they go on with a new epoch.
+    forgotten: BTreeSet<(PartitionId, i64)>,
+    waiting: BTreeMap<u64, (u64, Waiting)>,
+    last_read: Option<(u64, Result<ReadBytes, ReadError>)>,
+    next_token: u64,
+    next_topic: u64,
+    next_epoch: u32,
+    shard_fenced: bool,
+    summary: Summary,
+}
+
+impl Runner {
+    /// A node on an empty disk.
+    pub(super) fn new(plan: Plan) -> Result<Runner, Violation> {
+        let mut rng = Rng::new(plan.seed);
+        let mut disk = SimDisk::new(rng.bits(), SimConfig::default());
+        disk.stop_at(plan.crash_at.map(|(at, _)| at));
+        let (config, shards) = match plan.script {
+            Some(_) => (script::store_config(), 1),
+            None => (store_config(&mut rng), *rng.pick(&[1, 1, 1, 2])),
+        };
+        let mut runner = Runner {
+            summary: Summary::new(plan.seed, plan.profile),
+            plan,
+            rng,
+            node: None,
+            config,
+            shards,
+            partitions: BTreeMap::new(),
+            gone: BTreeSet::new(),
+            forgotten: BTreeSet::new(),
+            waiting: BTreeMap::new(),
+            last_read: None,
+            next_token: 1,
+            next_topic: 1,
+            next_epoch: 1,
+            shard_fenced: false,
+        };
+        runner.reopen(disk)?;
+        Ok(runner)
+    }
+
+    /// The whole run: the workload, then a power cut, then everything must be there and writable on a healthy disk.
+    pub(super) fn run(mut self) -> Result<Summary, Violation> {
+        match self.plan.script {
+            Some(script) => {
+                script.play(&mut self)?;
+                self.node()?.disk.stop_at(None);
+                self.summary.script_boundaries = self.node()?.disk.boundaries();
+            }
+            None => self.play_random()?,
+        }
+        self.restart(Crash::Power, true)?;
+        self.check_service_returned()?;
+        let disk = &self.node()?.disk;
+        let (trace, now, boundaries) = (disk.trace(), disk.now(), disk.boundaries());
+        self.summary.trace = trace;
+        self.summary.simulated_ns = now;
+        self.summary.boundaries = boundaries;
+        Ok(self.summary)
+    }
+
+    fn node(&mut self) -> Result<&mut Node, Violation> {
+        self.node
+            .as_mut()
+            .ok_or_else(|| Violation("the node is down".to_owned()))
+    }
+
+    fn token(&mut self, waiting: Waiting) -> Result<u64, Violation> {
+        let token = self.next_token;
+        self.next_token += 1;
+        let now = self.node()?.disk.now();
+        self.waiting.insert(token, (now, waiting));
+        Ok(token)
+    }
+
+    fn play_random(&mut self) -> Result<(), Violation> {
+        for _ in 0..self.rng.between(1, 4) {
+            self.create()?;
+        }
+        (0..self.plan.ops).try_for_each(|_| self.step())
+    }
+
+    fn step(&mut self) -> Result<(), Violation> {
+        match self.rng.below(100) {
+            0..55 => self.append_burst()?,
+            55..66 => self.read()?,
+            66..69 => self.seek_time()?,
+            69..72 => self.begin_epoch_somewhere()?,
+            72..76 => self.truncate()?,
+            76..80 => self.set_log_start()?,
+            80..82 => self.create()?,
+            82..84 => self.drop_one()?,
+            84..88 => self.retry_an_old_batch()?,
+            88..92 => self.let_time_pass()?,
+            92..94 => self.fill_or_free_disk()?,
+            94..95 => self.stop_cleanly()?,
+            95..97 => self.drain()?,
+            _ => self.crash_soon()?,
+        }
+        if self.rng.odds(2, 3) {
+            let turns = self.rng.between(1, 6);
+            for _ in 0..turns {
+                self.turn()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// One loop turn of the node, with all its checks.
+    fn turn(&mut self) -> Result<(), Violation> {
+        let node = self.node()?;
+        let limit = node.disk.now() + 200_000;
+        node.turn(limit);
+        self.take_events()?;
+        self.watch()
+    }
+
+    /// After a call: the turn's end, its events, and a crash when one was planned for about now.
+    fn called(&mut self) -> Result<(), Violation> {
+        self.take_events()?;
+        if self.rng.odds(1, 2) {
+            self.node()?.end_turn();
+            self.take_events()?;
+        }
+        self.watch()
+    }
+
+    fn watch(&mut self) -> Result<(), Violation> {
+        if self.node()?.disk.stopped() {
+            let kind = self.crash_kind();
+            self.restart(kind, false)?;
+        }
+        Ok(())
+    }
+
+    fn crash_kind(&mut self) -> Crash {
+        if let Some((_, kind)) = self.plan.crash_at {
+            return kind;
+        }
+        *self.rng.pick(&[Crash::Kill, Crash::Power])
+    }
+
+    /// Everything must come to rest: answered, durable.
+    pub(super) fn drain(&mut self) -> Result<(), Violation> {
+        let start = self.node()?.disk.now();
+        loop {
+            self.node()?.end_turn();
+            self.take_events()?;
+            if self.node()?.disk.stopped() {
+                self.watch()?;
+                continue;
+            }
+            if self.is_at_rest() {
+                return Ok(());
+            }
+            let now = self.node()?.disk.now();
+            let idle = self.node()?.next_at().is_none();
+            if idle || now > start + PATIENCE_NS {
+                let waiting: Vec<String> = self.waiting.values().map(|(_, w)| format!("{w:.80?}")).collect();
+                let unsettled = self.partitions.values().filter(|p| !p.is_settled());
+                let unsettled: Vec<String> = unsettled.map(|p| p.id.to_string()).collect();
+                return Err(Violation(format!(
+                    "no rest after {} s (nothing due: {idle}); waiting: {}; not durable: {}",
+                    (now - start) / 1_000_000_000,
+                    waiting.join("; "),
+                    unsettled.join(" ")
+                )));
+            }
+            self.node()?.turn(start + PATIENCE_NS + 1);
+        }
+    }
+
+    fn is_at_rest(&self) -> bool {
+        let fenced = |p: &Partition| p.fence_seen || self.shard_fenced;
+        self.waiting.is_empty() && self.partitions.values().all(|p| p.is_settled() || fenced(p))
+    }
+
+    pub(super) fn stop_cleanly(&mut self) -> Result<(), Violation> {
+        self.drain()?;
+        self.node()?.call_all(|store, _, _| store.begin_stop());
+        let start = self.node()?.disk.now();
+        while !self.node()?.stores().iter().all(|store| store.is_stopped()) {
+            let node = self.node()?;
+            if node.disk.now() > start + PATIENCE_NS {
+                return Err(Violation("a clean stop does not end".to_owned()));
+            }
+            node.turn(start + PATIENCE_NS + 1);
+            self.take_events()?;
+            if self.node()?.disk.stopped() {
+                return self.watch();
+            }
+        }
+        self.summary.stops += 1;
+        self.restart(Crash::Power, false)
+    }
+
+    /// The process dies and comes back. With `heal` the disk has no more faults and room again.
+    fn restart(&mut self, kind: Crash, heal: bool) -> Result<(), Violation> {
+        let Some(node) = self.node.take() else {
+            return Err(Violation("the node is down".to_owned()));
+        };
+        self.summary.count(kind);
+        for (what, times) in node.disk.fired() {
+            *self.summary.faults.entry(what.clone()).or_default() += times;
+        }
+        let mut disk = node.crash(kind, self.rng.bits());
+        disk.clear_faults();
+        if heal {
+            disk.set_capacity(None);
+        } else {
+            for fault in self.plan.profile.faults(&mut self.rng) {
+                disk.add_fault(fault);
+            }
+        }
+        self.reopen(disk)
+    }
+
+    fn reopen(&mut self, mut disk: SimDisk) -> Result<(), Violation> {
+        // A command without an answer may or may not have happened.
+        self.waiting.clear();
+        self.shard_fenced = false;
+        self.partitions.values_mut().for_each(|p| p.fence_seen = false);
+        for attempt in 0.. {
+            if attempt < 4 && self.plan.script.is_none() && self.rng.odds(1, 4) {
+                let ahead = self.rng.between(1, 60);
+                disk.stop_at(Some(disk.boundaries() + ahead));
+            }
+            if attempt >= 4 {
+                disk.clear_faults();
+                disk.set_capacity(None);
+            }
+            match Node::start(disk, self.shards, &self.config) {
+                Ok(node) if node.disk.stopped() => {
+                    self.summary.crashes_in_recovery += 1;
+                    disk = node.crash(self.crash_kind(), self.rng.bits());
+                }
+                Ok(mut node) => {
+                    if self.plan.script.is_none() {
+                        node.disk.stop_at(None);
+                    }
+                    self.node = Some(node);
+                    return self.check_reopened();
+                }
+                Err((failed, error)) => {
+                    let died = failed.stopped();
+                    if !died && (attempt >= 4 || !self.plan.profile.may_fence()) {
+                        return Err(Violation(format!("the node does not start: {error}")));
+                    }
+                    self.summary.crashes_in_recovery += u64::from(died);
+                    self.summary.failed_starts += u64::from(!died);
+                    disk = failed.crash(self.crash_kind(), self.rng.bits());
+                }
+            }
+        }
+        unreachable!("the attempts end by a start or a violation")
+    }
+}
+
+/// A store small enough to lap its journal and to checkpoint often.
+fn store_config(rng: &mut Rng) -> StoreConfig {
+    let journal_file_bytes = *rng.pick(&[65 * 4096, 129 * 4096, 257 * 4096]);
+    let journal_files = rng.between(5, 8) as usize;
+    StoreConfig {
+        journal_file_bytes,
+        journal_files,
+        frame_bytes: *rng.pick(&[8 << 10, 32 << 10, 128 << 10]),
+        linger_ns: *rng.pick(&[0, 0, 0, 300_000]),
+        checkpoint_bytes: journal_file_bytes * rng.between(1, 2),
+        memory_bytes: 16 << 20,
+        dirty_bytes: 1 << 20,
+        write_back_bytes: *rng.pick(&[4 << 10, 64 << 10]),
+        write_back_depth: rng.between(1, 8) as usize,
+        delete_delay_ms: *rng.pick(&[10, 1_000, 60_000]),
+        retention_check_ms: *rng.pick(&[20, 200, 5_000]),
+        epoch_entries: *rng.pick(&[3, 100]),
+        producers: 100,
+        ..StoreConfig::new(7, ShardId(0))
+    }
+}
