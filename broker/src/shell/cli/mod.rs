@@ -6,6 +6,8 @@
 mod cluster;
 mod completions;
 mod consume;
+mod doctor;
+mod dump;
 mod man;
 mod output;
 mod produce;
@@ -49,6 +51,8 @@ enum Command {
     Produce(produce::Produce),
     Consume(consume::Consume),
     Cluster(cluster::Cluster),
+    Dump(dump::Dump),
+    Doctor(doctor::Doctor),
     Completions(completions::Completions),
     Man(man::Man),
 }
@@ -117,6 +121,8 @@ fn run(command: Command) -> Result<(), CliError> {
         Command::Produce(produce) => on_runtime(produce.run()),
         Command::Consume(consume) => on_runtime(consume.run()),
         Command::Cluster(cluster) => on_runtime(cluster.run()),
+        Command::Dump(dump) => dump.run(),
+        Command::Doctor(doctor) => doctor.run(),
         Command::Completions(completions) => completions.run(&mut Cli::command()),
         Command::Man(man) => man.run(Cli::command()),
     }
