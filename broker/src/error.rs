@@ -115,7 +115,6 @@ impl From<FenceReason> for WireError {
     fn from(reason: FenceReason) -> WireError {
         match reason {
             FenceReason::JournalFailed
-            | FenceReason::SyncFailed
             | FenceReason::SegmentFailed
             | FenceReason::SyncFailed
             | FenceReason::Damaged

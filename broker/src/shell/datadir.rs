@@ -9,7 +9,8 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
-use ringfence_engine::meta::{JournalSet, MetaError, NodeMeta};
+use ringfence_engine::meta::{MetaError, NodeMeta};
+use ringfence_engine::recovery::JOURNAL_SET;
 use thiserror::Error;
 
 /// A process that was just killed holds its lock until the kernel is done with it.
@@ -18,7 +19,6 @@ const LOCK_PAUSE: Duration = Duration::from_millis(100);
 
 const LOCK: &str = "lock";
 const NODE_META: &str = "node.meta";
-const JOURNAL_SET: &str = "journal-set";
 const METADATA: &str = "metadata.redb";
 
 /// Why a data directory cannot be used.
@@ -154,22 +154,6 @@ impl DataDir {
         }
     }
 
-    /// Which journals are current; `None` when there are none yet.
-    ///
-    /// # Errors
-    /// When the file is damaged or unreadable.
-    pub fn journal_set(&self) -> Result<Option<JournalSet>, DataDirError> {
-        self.read(JOURNAL_SET, JournalSet::decode)
-    }
-
-    /// Replaces the journal set, durably.
-    ///
-    /// # Errors
-    /// When it cannot be written.
-    pub fn set_journal_set(&self, set: &JournalSet) -> Result<(), DataDirError> {
-        self.replace(JOURNAL_SET, &set.encode())
-    }
-
     fn read<T>(
         &self,
         name: &str,
@@ -230,7 +214,6 @@ fn make_dirs(path: &Path) -> Result<(), DataDirError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ringfence_engine::types::Term;
 
     fn meta(node_id: u32) -> NodeMeta {
         NodeMeta {
@@ -246,19 +229,10 @@ mod tests {
         let path = dir.path().join("a/b");
         let data = DataDir::open(&path).unwrap();
         assert_eq!(data.identity(1).unwrap(), None);
-        assert_eq!(data.journal_set().unwrap(), None);
         data.set_identity(&meta(1)).unwrap();
-        let set = JournalSet {
-            node_id: 1,
-            generation: 1,
-            shards: 2,
-            term: Term(9),
-        };
-        data.set_journal_set(&set).unwrap();
         drop(data);
         let data = DataDir::open(&path).unwrap();
         assert_eq!(data.identity(1).unwrap(), Some(meta(1)));
-        assert_eq!(data.journal_set().unwrap(), Some(set));
     }
 
     #[test]

@@ -20,9 +20,9 @@ use ringfence_engine::io::mailbox::{Endpoint, Full, mesh};
 use ringfence_engine::io::probe::{self, Finding, Needs, Verdict};
 use ringfence_engine::io::uring::{IoEvent, Reactor, RingConfig, RingError, now};
 use ringfence_engine::meta::{JournalSet, NodeMeta};
-use ringfence_engine::recovery::{RecoverError, RecoveryReport};
+use ringfence_engine::recovery::{RecoverError, RecoveryReport, open_set};
 use ringfence_engine::store::Store;
-use ringfence_engine::types::{ShardId, Term};
+use ringfence_engine::types::ShardId;
 use thiserror::Error;
 use tokio::sync::oneshot;
 
@@ -45,6 +45,9 @@ const OTHER_DESCRIPTORS: u64 = 4096;
 
 /// Journal files are a multiple of this many bytes: the largest frame grain.
 const JOURNAL_STEP: u64 = 64 << 10;
+
+/// Fewest files of a journal that the engine takes.
+const FEWEST_JOURNAL_FILES: u64 = 5;
 
 /// Nanoseconds until mail that found a full mailbox is tried again.
 const RETRY: u64 = 1_000_000;
@@ -161,7 +164,7 @@ pub fn serve(config: &Config) -> Result<(), ServeError> {
     let shards = cores.len() as u16;
     let (native, admin) = bind(config)?;
     let (catalog, boot) = open_metadata(&data, config)?;
-    let set = raise_term(&data, config, shards)?;
+    let set = open_journals(&data, config, shards)?;
     let node = node_info(config, native, shards, &boot);
     let mut endpoints = mesh(usize::from(shards) + 1, MAILBOX).map_err(|source| ServeError::Io {
         what: "making the mailboxes",
@@ -190,7 +193,11 @@ pub fn serve(config: &Config) -> Result<(), ServeError> {
             id,
             core,
             ring: RingConfig::new(data.path()),
-            store: store_config(config, &set, id),
+            store: StoreConfig {
+                generation: set.generation,
+                term: set.term,
+                ..store_config(config, id)
+            },
             node: node.clone(),
             limits: config.limits.clone(),
             endpoint,
@@ -332,22 +339,14 @@ fn open_metadata(data: &DataDir, config: &Config) -> Result<(Catalog<Embedded>, 
     Ok((catalog, boot))
 }
 
-/// Raises the term of the journals, durably, before any of them is used.
-fn raise_term(data: &DataDir, config: &Config, shards: u16) -> Result<JournalSet, ServeError> {
-    let set = match data.journal_set()? {
-        None => JournalSet {
-            node_id: config.node_id,
-            generation: 1,
-            shards,
-            term: Term(1),
-        },
-        Some(set) => JournalSet {
-            term: Term(set.term.0 + 1),
-            ..set
-        },
-    };
-    data.set_journal_set(&set)?;
-    Ok(set)
+/// Raises the term of the journals, durably, before any of them is used; with another number of shards than at the
+/// last start everything moves to new journals first.
+fn open_journals(data: &DataDir, config: &Config, shards: u16) -> Result<JournalSet, ServeError> {
+    let shard = ShardId(0);
+    let mut disk =
+        Reactor::new(&RingConfig::new(data.path())).map_err(|source| ServeError::Ring { shard, source })?;
+    let template = store_config(config, shard);
+    open_set(&mut disk, &template, shards, now()).map_err(|source| ServeError::Recover { shard, source })
 }
 
 fn node_info(config: &Config, native: SocketAddr, shards: u16, boot: &Boot) -> NodeInfo {
@@ -376,16 +375,17 @@ fn own_host(native: SocketAddr) -> String {
     }
 }
 
-fn store_config(config: &Config, set: &JournalSet, shard: ShardId) -> StoreConfig {
+fn store_config(config: &Config, shard: ShardId) -> StoreConfig {
     let mut store = StoreConfig::new(config.node_id, shard);
-    store.generation = set.generation;
-    store.term = set.term;
     store.linger_ns = config.linger_us.saturating_mul(1000);
     store.delete_delay_ms = config.delete_delay_ms;
     store.epoch_entries = config.epoch_entries;
     if let Some(bytes) = config.journal_bytes {
-        let file = bytes / store.journal_files as u64 / JOURNAL_STEP * JOURNAL_STEP;
-        store.journal_file_bytes = file.max(JOURNAL_STEP);
+        // A file holds eight batches of the largest size; few large files rather than many that are too small for one.
+        let wanted = 8 * (config.topic_defaults.max_message_bytes as u64 + JOURNAL_STEP);
+        let files = (bytes / wanted).clamp(FEWEST_JOURNAL_FILES, store.journal_files as u64);
+        store.journal_files = files as usize;
+        store.journal_file_bytes = (bytes / files / JOURNAL_STEP * JOURNAL_STEP).max(JOURNAL_STEP);
         store.checkpoint_bytes = store.checkpoint_bytes.min(bytes / 4);
     }
     if let Some(bytes) = config.memory_bytes {
