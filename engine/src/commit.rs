@@ -135,6 +135,8 @@ pub struct Commit {
     /// Older valid checkpoint, for the header of a reused file.
     checkpoint_lsn: Lsn,
     failed: bool,
+    /// The next frame found no free file; nothing can be issued until one is recycled.
+    stalled: bool,
     /// Records taken into the group, and issued in frames, since the start.
     taken: u64,
     issued: u64,
@@ -168,6 +170,7 @@ impl Commit {
             last_change: 0,
             checkpoint_lsn,
             failed: false,
+            stalled: false,
             taken: 0,
             issued: 0,
             stats: CommitStats::default(),
@@ -296,7 +299,7 @@ impl Commit {
     /// When [`Commit::issue`] should be called again although nothing happened.
     #[must_use]
     pub fn next_wake(&self) -> Option<u64> {
-        if self.failed {
+        if self.failed || self.stalled {
             return None;
         }
         if !self.group.is_empty() && self.flight.len() < EAGER_FRAMES {
@@ -340,6 +343,7 @@ impl Commit {
         let len = frame_len(&records, self.prev_dir.len(), self.grain) as u64;
         if self.used_in_current() + len > self.file_capacity() && !self.roll(now, new_op, ops) {
             self.stats.stalls += 1;
+            self.stalled = true;
             let back = records.into_iter().zip(effects).rev();
             back.for_each(|((record, body), effect)| self.group.push_front((record, body, effect)));
             return false;
@@ -474,6 +478,7 @@ impl Commit {
     /// Frees the files that lie wholly below `lsn`, the older of the two valid checkpoints.
     pub fn recycle(&mut self, lsn: Lsn) {
         self.checkpoint_lsn = lsn;
+        self.stalled = false;
         let current = self.current;
         for (index, file) in self.files.iter_mut().enumerate() {
             if let RingState::Used { end, .. } = file.state

@@ -7,6 +7,7 @@
 
 use std::collections::VecDeque;
 
+use crate::checkpoint::Phase;
 use crate::io::{DiskError, DiskOp, Done, FileClass, FileId, OpenHow};
 use crate::log::LogNo;
 use crate::segment::FileState;
@@ -29,6 +30,9 @@ struct Doomed {
     begun: u64,
     /// Mono time from which it may go.
     not_before: u64,
+    /// Its time has come and the checkpoints it still needs were asked for: without them an idle shard, or one whose
+    /// disk is full, would never free the space.
+    asked: bool,
 }
 
 /// What the removal of the name on top of the stack waits for.
@@ -66,7 +70,7 @@ impl Removal {
         let idle = self.stack.is_empty() && self.step.is_none();
         self.waiting
             .front()
-            .filter(|_| idle)
+            .filter(|doomed| idle && !doomed.asked)
             .map(|doomed| doomed.not_before.max(self.pause_until))
     }
 }
@@ -120,6 +124,7 @@ impl Store {
             is_dir,
             begun,
             not_before,
+            asked: false,
         });
     }
 
@@ -135,9 +140,17 @@ impl Store {
         }
         if self.removal.stack.is_empty() {
             let completed = self.checkpoint.completed();
-            let ready = |d: &Doomed| now.mono >= d.not_before && completed >= d.begun + 2;
-            if !self.removal.waiting.front().is_some_and(ready) {
-                return;
+            match self.removal.waiting.front_mut() {
+                Some(doomed) if now.mono < doomed.not_before => return,
+                Some(doomed) if completed < doomed.begun + 2 => {
+                    doomed.asked = true;
+                    if self.checkpoint.phase() == Phase::Idle {
+                        self.request_checkpoint();
+                    }
+                    return;
+                }
+                Some(_) => {}
+                None => return,
             }
             if let Some(doomed) = self.removal.waiting.pop_front() {
                 self.removal.stack.push((doomed.path, doomed.is_dir));

@@ -1042,7 +1042,7 @@ impl Store {
     pub fn next_wake(&self) -> Option<u64> {
         let wakes = [
             self.commit.next_wake(),
-            self.retention.next_wake(),
+            self.retention.next_wake().filter(|_| self.fenced.is_none()),
             self.removal.next_wake(),
         ];
         wakes.into_iter().flatten().min()
