@@ -90,8 +90,13 @@ impl Store {
         let Some(log) = self.log_mut(no) else { return };
         match result {
             Ok(_) => {
+                // The owner has not named a stray, or not yet; its bytes go to their place all the same.
+                let topic_name = match &*log.name {
+                    "" => log.id.topic.to_string(),
+                    name => name.to_owned(),
+                };
                 let meta = PartitionMeta {
-                    topic_name: log.name.to_string(),
+                    topic_name,
                     partition: log.id,
                     node_id: node,
                 };

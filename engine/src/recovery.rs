@@ -328,8 +328,13 @@ impl Store {
         self.commit.push(now, start, Body::None, Effect::None);
         let mut issued = Vec::new();
         let ops = &mut self.ops;
+        // Nobody comes to share the frame, so the linger is over at once.
+        let lingered = Now {
+            mono: now.mono.saturating_add(self.cfg.linger_ns),
+            ..now
+        };
         self.commit
-            .issue(now, &mut || ops.id(Pending::Journal), &mut issued);
+            .issue(lingered, &mut || ops.id(Pending::Journal), &mut issued);
         let (ids, disk_ops): (Vec<_>, Vec<_>) = issued.into_iter().unzip();
         let results = disk.run(disk_ops)?;
         let mut effects = Vec::new();

@@ -967,7 +967,10 @@ impl Store {
                 segment,
                 pos,
                 next,
-            } => self.became_durable(log, segment, pos, next, out),
+            } => {
+                self.became_durable(log, segment, pos, next, out);
+                self.truncate_may_go_on(now, log, out);
+            }
             Effect::Command { log, token } => {
                 if let Some(partition) = self.log(log).map(|l| l.id) {
                     out.events.push(StoreEvent::Done {

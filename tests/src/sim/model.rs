@@ -86,20 +86,20 @@ impl State {
 
     /// The current leader epoch; 0 before the first.
     #[must_use]
-    pub fn epoch(&self) -> u32 {
+    pub(super) fn epoch(&self) -> u32 {
         self.epochs.last().map_or(0, |(epoch, _)| *epoch)
     }
 
     /// The batch that contains `offset`.
     #[must_use]
-    pub fn batch_at(&self, offset: u64) -> Option<&Batch> {
+    pub(super) fn batch_at(&self, offset: u64) -> Option<&Batch> {
         let index = self.batches.partition_point(|batch| batch.end <= offset);
         self.batches.get(index).filter(|batch| batch.base <= offset)
     }
 
     /// The newest batch of a producer id.
     #[must_use]
-    pub fn newest_of(&self, id: i64) -> Option<Sequence> {
+    pub(super) fn newest_of(&self, id: i64) -> Option<Sequence> {
         let sequences = self.batches.iter().rev().filter_map(|batch| batch.sequence);
         sequences.into_iter().find(|sequence| sequence.id == id)
     }
@@ -152,7 +152,7 @@ pub(super) struct Partition {
 impl Partition {
     /// A new, empty partition.
     #[must_use]
-    pub fn new(id: PartitionId, name: &str, settings: LogSettings) -> Partition {
+    pub(super) fn new(id: PartitionId, name: &str, settings: LogSettings) -> Partition {
         Partition {
             id,
             name: name.to_owned(),
@@ -169,7 +169,7 @@ impl Partition {
     }
 
     /// A change was accepted; `token` is that of the answer that will acknowledge it.
-    pub fn accept(&mut self, change: Change, token: Option<u64>) {
+    pub(super) fn accept(&mut self, change: Change, token: Option<u64>) {
         if let Change::Truncate(offset) = change {
             let cut = self.state.batches.iter().filter(|batch| batch.base >= offset);
             self.cut.extend(cut.cloned());
@@ -181,7 +181,7 @@ impl Partition {
     }
 
     /// The command behind `token` was refused: it never happened.
-    pub fn refuse(&mut self, token: u64) {
+    pub(super) fn refuse(&mut self, token: u64) {
         self.pending.retain(|pending| pending.token != Some(token));
         self.state = self.certain.clone();
         self.pending
@@ -190,13 +190,13 @@ impl Partition {
     }
 
     /// The answer to `token` came: everything up to its change is certain.
-    pub fn acknowledge(&mut self, token: u64) {
+    pub(super) fn acknowledge(&mut self, token: u64) {
         let index = self.pending.iter().position(|p| p.token == Some(token));
         self.settle(index.map_or(0, |index| index + 1));
     }
 
     /// The durable end moved to `end`.
-    pub fn durable_to(&mut self, end: u64) -> Result<(), Violation> {
+    pub(super) fn durable_to(&mut self, end: u64) -> Result<(), Violation> {
         if end < self.durable {
             let was = self.durable;
             return self.wrong(format!("durable end moved back from {was} to {end}"));
@@ -230,24 +230,24 @@ impl Partition {
 
     /// Offsets acknowledged for sure, whatever the crash.
     #[cfg(test)]
-    pub fn certain_end(&self) -> u64 {
+    pub(super) fn certain_end(&self) -> u64 {
         self.certain.end
     }
 
     /// Whether everything accepted is acknowledged.
     #[must_use]
-    pub fn is_settled(&self) -> bool {
+    pub(super) fn is_settled(&self) -> bool {
         self.pending.is_empty()
     }
 
     /// Whether a drop was asked for.
     #[must_use]
-    pub fn is_dropping(&self) -> bool {
+    pub(super) fn is_dropping(&self) -> bool {
         self.state.dropped
     }
 
     /// Log start moved by the store.
-    pub fn log_start_moved(&mut self, start: u64, wall_ms: i64) -> Result<(), Violation> {
+    pub(super) fn log_start_moved(&mut self, start: u64, wall_ms: i64) -> Result<(), Violation> {
         if start < self.start_known {
             let was = self.start_known;
             return self.wrong(format!("log start moved back from {was} to {start}"));
@@ -293,7 +293,7 @@ impl Partition {
 
     /// Takes in what a reopened store shows: some prefix of the unacknowledged changes must explain it. From then on
     /// all of it is certain.
-    pub fn adopt(&mut self, seen: &Observed, lenient: bool, wall_ms: i64) -> Result<(), Violation> {
+    pub(super) fn adopt(&mut self, seen: &Observed, lenient: bool, wall_ms: i64) -> Result<(), Violation> {
         let mut best = String::new();
         for count in (0..=self.pending.len()).rev() {
             let mut state = self.certain.clone();
@@ -329,7 +329,7 @@ impl Partition {
     }
 
     /// A violation in this partition.
-    pub fn wrong<T>(&self, what: String) -> Result<T, Violation> {
+    pub(super) fn wrong<T>(&self, what: String) -> Result<T, Violation> {
         let trail: Vec<String> = self.pending.iter().map(|p| short(&p.change)).collect();
         Err(Violation(format!(
             "{} ({}): {what} [certain end {}, epochs {:?}; pending {}]",
@@ -360,7 +360,9 @@ fn explains(state: &State, seen: &Observed, lenient: bool) -> Result<(), String>
     if seen.log_end != state.end && !(damaged && seen.fenced) {
         return Err(format!("log end {} instead of {}", seen.log_end, state.end));
     }
-    if seen.epoch != state.epoch() && !damaged {
+    // A log without records may have lost its epochs with a cut at its start; the next leader begins a new one.
+    let empty = seen.log_start == seen.log_end && seen.epoch < state.epoch();
+    if seen.epoch != state.epoch() && !damaged && !(empty && state.truncated) {
         return Err(format!("epoch {} instead of {}", seen.epoch, state.epoch()));
     }
     let mut next = seen.log_start;

@@ -36,7 +36,7 @@ pub(super) struct Node {
 
 impl Node {
     /// Starts `shards` stores on `disk`. When it fails the disk comes back with the reason, as it was then.
-    pub fn start(
+    pub(super) fn start(
         mut disk: SimDisk,
         shards: u16,
         config: &StoreConfig,
@@ -74,19 +74,19 @@ impl Node {
 
     /// The moment.
     #[must_use]
-    pub fn now(&self) -> Now {
+    pub(super) fn now(&self) -> Now {
         now_of(&self.disk)
     }
 
     /// The store that owns `partition`.
     #[must_use]
-    pub fn store_of(&self, partition: PartitionId) -> &Store {
+    pub(super) fn store_of(&self, partition: PartitionId) -> &Store {
         &self.stores[self.shard_of(partition)]
     }
 
     /// All stores, by shard.
     #[must_use]
-    pub fn stores(&self) -> &[Store] {
+    pub(super) fn stores(&self) -> &[Store] {
         &self.stores
     }
 
@@ -95,13 +95,17 @@ impl Node {
     }
 
     /// Calls a command of the store that owns `partition`, as part of the current turn.
-    pub fn call(&mut self, partition: PartitionId, command: impl FnOnce(&mut Store, Now, &mut Outbox)) {
+    pub(super) fn call(
+        &mut self,
+        partition: PartitionId,
+        command: impl FnOnce(&mut Store, Now, &mut Outbox),
+    ) {
         let shard = self.shard_of(partition);
         self.with(shard, command);
     }
 
     /// Calls every store.
-    pub fn call_all(&mut self, mut command: impl FnMut(&mut Store, Now, &mut Outbox)) {
+    pub(super) fn call_all(&mut self, mut command: impl FnMut(&mut Store, Now, &mut Outbox)) {
         for shard in 0..self.stores.len() {
             self.with(shard, &mut command);
         }
@@ -114,7 +118,7 @@ impl Node {
     }
 
     /// What the stores said since the last call.
-    pub fn take_events(&mut self) -> Vec<StoreEvent> {
+    pub(super) fn take_events(&mut self) -> Vec<StoreEvent> {
         std::mem::take(&mut self.events)
     }
 
@@ -129,7 +133,7 @@ impl Node {
 
     /// When something is due on its own: a completion or a timer. `None`: nothing will ever happen again.
     #[must_use]
-    pub fn next_at(&self) -> Option<u64> {
+    pub(super) fn next_at(&self) -> Option<u64> {
         let wakes = self.stores.iter().filter_map(Store::next_wake);
         wakes
             .chain(self.disk.next_at())
@@ -138,12 +142,12 @@ impl Node {
     }
 
     /// Ends the turn of every store.
-    pub fn end_turn(&mut self) {
+    pub(super) fn end_turn(&mut self) {
         self.call_all(|store, now, out| store.turn_end(now, out));
     }
 
     /// One loop turn: everything that is due at the next moment something happens, at the latest at `limit`.
-    pub fn turn(&mut self, limit: u64) {
+    pub(super) fn turn(&mut self, limit: u64) {
         let before = self.disk.now();
         let until = self.next_at().unwrap_or(limit).min(limit);
         // A turn collects what completed close together, as a real loop turn does.
@@ -174,7 +178,7 @@ impl Node {
 
     /// The process ends here; the disk as the next one finds it.
     #[must_use]
-    pub fn crash(self, kind: Crash, seed: u64) -> SimDisk {
+    pub(super) fn crash(self, kind: Crash, seed: u64) -> SimDisk {
         self.disk.crash(kind, seed)
     }
 }
