@@ -3,7 +3,7 @@
 //! Order of effects: every captured partition's whole blocks are written; everything is synced (one syncfs); the
 //! captured records are durable in the journal; the snapshot is written and synced; then files of the journal wholly
 //! below the **older** of the two snapshots are recycled. So the newer one may rot and the older one still finds its
-//! journal. Phases move in one place, [`Checkpointer::set_phase`].
+//! journal. Phases move in one place, `Checkpointer::set_phase`.
 
 use crate::error::FenceReason;
 use crate::io::buf::AppendBuf;

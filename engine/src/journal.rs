@@ -7,6 +7,7 @@
 
 use thiserror::Error;
 
+use crate::codec::{Put, Reader};
 use crate::io::buf::{AppendBuf, BufSlice};
 use crate::limits::{BLOCK, FORMAT_VERSION};
 use crate::types::{LeaderEpoch, Lsn, Offset, PartitionId, Pos, Term, TopicId};
@@ -33,53 +34,6 @@ pub enum JournalError {
     Length(&'static str),
     #[error("unknown record kind {0}")]
     Kind(u8),
-}
-
-/// Little-endian writer over a growing vector.
-struct Put<'a>(&'a mut Vec<u8>);
-
-impl Put<'_> {
-    fn u8(&mut self, v: u8) {
-        self.0.push(v);
-    }
-    fn u16(&mut self, v: u16) {
-        self.0.extend_from_slice(&v.to_le_bytes());
-    }
-    fn u32(&mut self, v: u32) {
-        self.0.extend_from_slice(&v.to_le_bytes());
-    }
-    fn u64(&mut self, v: u64) {
-        self.0.extend_from_slice(&v.to_le_bytes());
-    }
-}
-
-/// Little-endian reader that runs out instead of panicking.
-pub(crate) struct Take<'a>(pub(crate) &'a [u8]);
-
-impl<'a> Take<'a> {
-    pub(crate) fn bytes(&mut self, count: usize) -> Option<&'a [u8]> {
-        let (head, rest) = self.0.split_at_checked(count)?;
-        self.0 = rest;
-        Some(head)
-    }
-    fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
-        self.bytes(N)?.try_into().ok()
-    }
-    pub(crate) fn u8(&mut self) -> Option<u8> {
-        Some(self.array::<1>()?[0])
-    }
-    pub(crate) fn u16(&mut self) -> Option<u16> {
-        Some(u16::from_le_bytes(self.array()?))
-    }
-    pub(crate) fn u32(&mut self) -> Option<u32> {
-        Some(u32::from_le_bytes(self.array()?))
-    }
-    pub(crate) fn u64(&mut self) -> Option<u64> {
-        Some(u64::from_le_bytes(self.array()?))
-    }
-    pub(crate) fn topic(&mut self) -> Option<TopicId> {
-        Some(TopicId(self.array()?))
-    }
 }
 
 /// Header of a journal file; synced before a frame in the file counts.
@@ -111,19 +65,18 @@ impl FileHeader {
     #[must_use]
     pub fn encode(&self) -> BufSlice {
         let mut bytes = Vec::with_capacity(FILE_HEADER_BYTES);
-        let mut put = Put(&mut bytes);
-        put.u32(FILE_MAGIC);
-        put.u32(FORMAT_VERSION);
-        put.u32(self.node);
-        put.u16(self.shard);
-        put.u16(0);
-        put.u64(self.generation);
-        put.u64(self.incarnation);
-        put.u64(self.first_lsn.0);
-        put.u64(self.prev_end.0);
-        put.u64(self.checkpoint_lsn.0);
-        put.u64(self.file_bytes);
-        put.u32(self.grain);
+        bytes.put_u32(FILE_MAGIC);
+        bytes.put_u32(FORMAT_VERSION);
+        bytes.put_u32(self.node);
+        bytes.put_u16(self.shard);
+        bytes.put_u16(0);
+        bytes.put_u64(self.generation);
+        bytes.put_u64(self.incarnation);
+        bytes.put_u64(self.first_lsn.0);
+        bytes.put_u64(self.prev_end.0);
+        bytes.put_u64(self.checkpoint_lsn.0);
+        bytes.put_u64(self.file_bytes);
+        bytes.put_u32(self.grain);
         bytes.resize(FILE_HEADER_BYTES - 4, 0);
         let crc = crc32fast::hash(&bytes);
         bytes.extend_from_slice(&crc.to_le_bytes());
@@ -141,11 +94,11 @@ impl FileHeader {
         let bytes = bytes
             .get(..FILE_HEADER_BYTES)
             .ok_or(JournalError::Length("file header"))?;
-        let mut take = Take(bytes);
-        if take.u32() != Some(FILE_MAGIC) {
+        let mut reader = Reader::new(bytes);
+        if reader.u32() != Some(FILE_MAGIC) {
             return Err(JournalError::Magic);
         }
-        let version = take.u32().unwrap_or(0);
+        let version = reader.u32().unwrap_or(0);
         if version != FORMAT_VERSION {
             return Err(JournalError::Version(version));
         }
@@ -153,21 +106,21 @@ impl FileHeader {
         if crc32fast::hash(content).to_le_bytes() != crc {
             return Err(JournalError::Checksum("file header"));
         }
-        let parse = |take: &mut Take<'_>| {
-            let (node, shard, _) = (take.u32()?, take.u16()?, take.u16()?);
+        let parse = |reader: &mut Reader<'_>| {
+            let (node, shard, _) = (reader.u32()?, reader.u16()?, reader.u16()?);
             Some(FileHeader {
                 node,
                 shard,
-                generation: take.u64()?,
-                incarnation: take.u64()?,
-                first_lsn: Lsn(take.u64()?),
-                prev_end: Lsn(take.u64()?),
-                checkpoint_lsn: Lsn(take.u64()?),
-                file_bytes: take.u64()?,
-                grain: take.u32()?,
+                generation: reader.u64()?,
+                incarnation: reader.u64()?,
+                first_lsn: Lsn(reader.u64()?),
+                prev_end: Lsn(reader.u64()?),
+                checkpoint_lsn: Lsn(reader.u64()?),
+                file_bytes: reader.u64()?,
+                grain: reader.u32()?,
             })
         };
-        parse(&mut take).ok_or(JournalError::Length("file header"))
+        parse(&mut reader).ok_or(JournalError::Length("file header"))
     }
 }
 
@@ -259,12 +212,9 @@ impl Record {
 
     fn encode(&self, out: &mut Vec<u8>) {
         let partition = self.partition().unwrap_or_default();
-        let mut put = Put(out);
-        put.u8(self.kind());
-        put.u8(0);
-        put.u16(0);
-        put.u32(partition.index);
-        put.0.extend_from_slice(&partition.topic.0);
+        out.put([self.kind(), 0, 0, 0]);
+        out.put_u32(partition.index);
+        out.put(partition.topic.0);
         match self {
             Record::Append {
                 base,
@@ -275,16 +225,16 @@ impl Record {
                 body_at,
                 ..
             } => {
-                put.u64(base.0);
-                put.u64(next.0);
-                put.u64(segment.0);
-                put.u64(pos.0);
-                put.u32(*len);
-                put.u32(*body_at);
+                out.put_u64(base.0);
+                out.put_u64(next.0);
+                out.put_u64(segment.0);
+                out.put_u64(pos.0);
+                out.put_u32(*len);
+                out.put_u32(*body_at);
             }
             Record::EpochStart { epoch, start, .. } => {
-                put.u32(epoch.0);
-                put.u64(start.0);
+                out.put_u32(epoch.0);
+                out.put_u64(start.0);
             }
             Record::Truncate {
                 offset,
@@ -293,66 +243,66 @@ impl Record {
                 prefix,
                 ..
             } => {
-                put.u64(offset.0);
-                put.u64(segment.0);
-                put.u64(pos.0);
-                put.u32(prefix.len() as u32);
-                put.0.extend_from_slice(prefix);
+                out.put_u64(offset.0);
+                out.put_u64(segment.0);
+                out.put_u64(pos.0);
+                out.put_u32(prefix.len() as u32);
+                out.extend_from_slice(prefix);
             }
-            Record::LogStart { offset, .. } => put.u64(offset.0),
-            Record::Start { term } => put.u64(term.0),
+            Record::LogStart { offset, .. } => out.put_u64(offset.0),
+            Record::Start { term } => out.put_u64(term.0),
             Record::Drop { .. } | Record::Mark => {}
         }
     }
 
-    fn decode(take: &mut Take<'_>) -> Result<Record, JournalError> {
+    fn decode(reader: &mut Reader<'_>) -> Result<Record, JournalError> {
         const SHORT: JournalError = JournalError::Length("directory");
-        let kind = take.u8().ok_or(SHORT)?;
-        let _reserved = take.bytes(3).ok_or(SHORT)?;
-        let index = take.u32().ok_or(SHORT)?;
+        let kind = reader.u8().ok_or(SHORT)?;
+        let _reserved = reader.bytes(3).ok_or(SHORT)?;
+        let index = reader.u32().ok_or(SHORT)?;
         let partition = PartitionId {
-            topic: take.topic().ok_or(SHORT)?,
+            topic: TopicId(reader.array().ok_or(SHORT)?),
             index,
         };
-        Record::decode_rest(kind, partition, take)
+        Record::decode_rest(kind, partition, reader)
             .ok_or(SHORT)?
             .ok_or(JournalError::Kind(kind))
     }
 
     /// Outer `None`: bytes ran out; inner `None`: unknown kind.
-    fn decode_rest(kind: u8, partition: PartitionId, take: &mut Take<'_>) -> Option<Option<Record>> {
+    fn decode_rest(kind: u8, partition: PartitionId, reader: &mut Reader<'_>) -> Option<Option<Record>> {
         Some(Some(match kind {
             KIND_APPEND => Record::Append {
                 partition,
-                base: Offset(take.u64()?),
-                next: Offset(take.u64()?),
-                segment: Offset(take.u64()?),
-                pos: Pos(take.u64()?),
-                len: take.u32()?,
-                body_at: take.u32()?,
+                base: Offset(reader.u64()?),
+                next: Offset(reader.u64()?),
+                segment: Offset(reader.u64()?),
+                pos: Pos(reader.u64()?),
+                len: reader.u32()?,
+                body_at: reader.u32()?,
             },
             KIND_EPOCH => Record::EpochStart {
                 partition,
-                epoch: LeaderEpoch(take.u32()?),
-                start: Offset(take.u64()?),
+                epoch: LeaderEpoch(reader.u32()?),
+                start: Offset(reader.u64()?),
             },
             KIND_TRUNCATE => Record::Truncate {
                 partition,
-                offset: Offset(take.u64()?),
-                segment: Offset(take.u64()?),
-                pos: Pos(take.u64()?),
+                offset: Offset(reader.u64()?),
+                segment: Offset(reader.u64()?),
+                pos: Pos(reader.u64()?),
                 prefix: {
-                    let len = take.u32()? as usize;
-                    take.bytes(len)?.to_vec()
+                    let len = reader.u32()? as usize;
+                    reader.bytes(len)?.to_vec()
                 },
             },
             KIND_LOG_START => Record::LogStart {
                 partition,
-                offset: Offset(take.u64()?),
+                offset: Offset(reader.u64()?),
             },
             KIND_DROP => Record::Drop { partition },
             KIND_START => Record::Start {
-                term: Term(take.u64()?),
+                term: Term(reader.u64()?),
             },
             KIND_MARK => Record::Mark,
             _ => return Some(None),
@@ -387,22 +337,21 @@ pub struct FrameHeader {
 impl FrameHeader {
     fn encode(&self) -> [u8; FRAME_HEADER_BYTES] {
         let mut bytes = Vec::with_capacity(FRAME_HEADER_BYTES);
-        let mut put = Put(&mut bytes);
-        put.u32(FRAME_MAGIC);
-        put.u32(FORMAT_VERSION);
-        put.u64(self.term.0);
-        put.u64(self.incarnation);
-        put.u64(self.lsn.0);
-        put.u64(self.durable_lsn.0);
-        put.u64(self.prev_lsn.0);
-        put.u32(self.frame_len);
-        put.u32(self.dir_len);
-        put.u32(self.prev_dir_len);
-        put.u32(self.records);
-        put.u32(self.prev_records);
-        put.u32(self.dir_crc);
-        put.u32(self.prev_dir_crc);
-        put.u32(self.body_crc);
+        bytes.put_u32(FRAME_MAGIC);
+        bytes.put_u32(FORMAT_VERSION);
+        bytes.put_u64(self.term.0);
+        bytes.put_u64(self.incarnation);
+        bytes.put_u64(self.lsn.0);
+        bytes.put_u64(self.durable_lsn.0);
+        bytes.put_u64(self.prev_lsn.0);
+        bytes.put_u32(self.frame_len);
+        bytes.put_u32(self.dir_len);
+        bytes.put_u32(self.prev_dir_len);
+        bytes.put_u32(self.records);
+        bytes.put_u32(self.prev_records);
+        bytes.put_u32(self.dir_crc);
+        bytes.put_u32(self.prev_dir_crc);
+        bytes.put_u32(self.body_crc);
         let mut out = [0; FRAME_HEADER_BYTES];
         out[..bytes.len()].copy_from_slice(&bytes);
         let crc = crc32fast::hash(&out[..FRAME_HEADER_BYTES - 4]);
@@ -418,19 +367,19 @@ impl FrameHeader {
         let bytes = bytes
             .get(..FRAME_HEADER_BYTES)
             .ok_or(JournalError::Length("frame header"))?;
-        let mut take = Take(bytes);
-        if take.u32() != Some(FRAME_MAGIC) {
+        let mut reader = Reader::new(bytes);
+        if reader.u32() != Some(FRAME_MAGIC) {
             return Err(JournalError::Magic);
         }
         let (content, crc) = bytes.split_at(FRAME_HEADER_BYTES - 4);
         if crc32fast::hash(content).to_le_bytes() != crc {
             return Err(JournalError::Checksum("frame header"));
         }
-        let version = take.u32().unwrap_or(0);
+        let version = reader.u32().unwrap_or(0);
         if version != FORMAT_VERSION {
             return Err(JournalError::Version(version));
         }
-        let header = FrameHeader::parse(&mut take).ok_or(JournalError::Length("frame header"))?;
+        let header = FrameHeader::parse(&mut reader).ok_or(JournalError::Length("frame header"))?;
         let dirs = header.dirs_end() as u64;
         let fits = dirs <= u64::from(header.frame_len) && u64::from(header.frame_len) <= room;
         let counted = header.records as usize <= MAX_RECORDS && header.prev_records as usize <= MAX_RECORDS;
@@ -440,21 +389,21 @@ impl FrameHeader {
         Ok(header)
     }
 
-    fn parse(take: &mut Take<'_>) -> Option<FrameHeader> {
+    fn parse(reader: &mut Reader<'_>) -> Option<FrameHeader> {
         Some(FrameHeader {
-            term: Term(take.u64()?),
-            incarnation: take.u64()?,
-            lsn: Lsn(take.u64()?),
-            durable_lsn: Lsn(take.u64()?),
-            prev_lsn: Lsn(take.u64()?),
-            frame_len: take.u32()?,
-            dir_len: take.u32()?,
-            prev_dir_len: take.u32()?,
-            records: take.u32()?,
-            prev_records: take.u32()?,
-            dir_crc: take.u32()?,
-            prev_dir_crc: take.u32()?,
-            body_crc: take.u32()?,
+            term: Term(reader.u64()?),
+            incarnation: reader.u64()?,
+            lsn: Lsn(reader.u64()?),
+            durable_lsn: Lsn(reader.u64()?),
+            prev_lsn: Lsn(reader.u64()?),
+            frame_len: reader.u32()?,
+            dir_len: reader.u32()?,
+            prev_dir_len: reader.u32()?,
+            records: reader.u32()?,
+            prev_records: reader.u32()?,
+            dir_crc: reader.u32()?,
+            prev_dir_crc: reader.u32()?,
+            body_crc: reader.u32()?,
         })
     }
 
@@ -536,7 +485,7 @@ impl Directory {
     }
 }
 
-/// Length of the frame that `records` with a previous directory of `prev_dir` bytes will take.
+/// Length of the frame that `records` with a previous directory of `prev_dir` bytes will reader.
 #[must_use]
 pub fn frame_len(records: &[(Record, Body)], prev_dir: usize, grain: usize) -> usize {
     let dir: usize = records.iter().map(|(record, _)| record.dir_bytes()).sum();
@@ -723,12 +672,12 @@ fn decode_directory(bytes: &[u8], count: u32, crc: u32) -> Result<Vec<Record>, J
     if crc32fast::hash(bytes) != crc {
         return Err(JournalError::Checksum("directory"));
     }
-    let mut take = Take(bytes);
+    let mut reader = Reader::new(bytes);
     let mut records = Vec::with_capacity((count as usize).min(bytes.len() / 24 + 1));
     for _ in 0..count {
-        records.push(Record::decode(&mut take)?);
+        records.push(Record::decode(&mut reader)?);
     }
-    if take.0.is_empty() {
+    if reader.rest().is_empty() {
         Ok(records)
     } else {
         Err(JournalError::Length("directory"))

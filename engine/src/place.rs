@@ -1,6 +1,6 @@
 //! Placing: a partition's directory, its segment files and their allocation, made before bytes are accepted for them.
 //!
-//! Level-triggered: [`Store::advance_place`] looks at what a segment has and issues the next missing step; every
+//! Level-triggered: `Store::advance_place` looks at what a segment has and issues the next missing step; every
 //! completion calls it again. So a full disk meets new produces, never acknowledged bytes (STORAGE.md section 3).
 
 use crate::error::{AppendError, FenceReason};

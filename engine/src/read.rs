@@ -282,7 +282,7 @@ impl Store {
             let answer = match &job.want {
                 Want::Bytes(request) => memory_bytes(log, segment, from, request),
                 _ => {
-                    let bytes = copy_range(&in_tail(log, segment), from, to);
+                    let bytes = copy_range(in_tail(log, segment), from, to);
                     return self.bytes_arrived(now, id, segment, from, &bytes, out);
                 }
             };
@@ -767,7 +767,7 @@ fn next_for_time(log: &Log, searched: Offset, timestamp: i64, limit: Offset) -> 
     Next::Answer(Answer::Time(None))
 }
 
-fn in_tail<'a>(log: &'a Log, segment: Offset) -> &'a crate::segment::Tail {
+fn in_tail(log: &Log, segment: Offset) -> &crate::segment::Tail {
     &log.segment(segment).expect("the caller found the segment").tail
 }
 

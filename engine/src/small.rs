@@ -64,7 +64,10 @@ impl SmallFiles {
 
 impl Store {
     /// Writes `bytes` at `pos` of the file at `path`; with `exact` the file ends there.
-    #[allow(clippy::too_many_arguments)]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "one chain has that many properties; each call site names them"
+    )]
     pub(crate) fn write_small(
         &mut self,
         log: LogNo,

@@ -923,7 +923,7 @@ impl Store {
             Pending::Journal => self.journal_done(now, completion.op, result, out),
             Pending::MakeDir { log } => self.directory_made(now, log, result, out),
             Pending::OpenSegment { log, base, file } => {
-                self.segment_opened(now, log, base, file, result, out)
+                self.segment_opened(now, log, base, file, result, out);
             }
             Pending::Allocate { log, base, to } => self.allocated(now, log, base, to, result, out),
             Pending::WriteBack {
@@ -942,7 +942,7 @@ impl Store {
             Pending::IndexLoad { log, base } => self.index_step(now, log, base, result, out),
             Pending::Read { read, log, segment } => self.read_done(now, read, log, segment, result, out),
             Pending::SetAside { to, is_dir, answer } => {
-                self.was_set_aside(now, to, is_dir, answer, result, out)
+                self.was_set_aside(now, to, is_dir, answer, result, out);
             }
             Pending::Remove => self.removal_step(now, result, out),
         }

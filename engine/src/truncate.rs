@@ -119,7 +119,7 @@ impl Store {
         }
     }
 
-    #[allow(clippy::too_many_arguments)]
+    #[expect(clippy::too_many_arguments, reason = "the fields of one record")]
     fn record_cut(
         &mut self,
         now: Now,

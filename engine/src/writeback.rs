@@ -140,7 +140,7 @@ impl Store {
         }
     }
 
-    #[allow(clippy::too_many_arguments)]
+    #[expect(clippy::too_many_arguments, reason = "the fields of one pending operation")]
     pub(crate) fn write_back_done(
         &mut self,
         now: Now,

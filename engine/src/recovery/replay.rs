@@ -419,7 +419,7 @@ impl Replay<'_> {
     }
 
     /// Scans what follows the cursor, at grain, for the highest durable_lsn and the first good frame.
-    #[allow(clippy::type_complexity)]
+    #[expect(clippy::type_complexity, reason = "used by one caller")]
     fn scan(
         &mut self,
         files: &mut Files<'_>,

@@ -73,13 +73,16 @@ pub(super) fn open(
         files: Vec::new(),
         fresh,
     };
-    for number in 0..cfg.journal_files {
-        let path = if fresh {
-            format!("{dir}/{number:03}")
-        } else {
-            format!("{dir}/{}", names[number].0)
-        };
-        ring.files.push(open_file(files, &cfg, grain, path)?);
+    let names: Vec<String> = if fresh {
+        (0..cfg.journal_files)
+            .map(|number| format!("{number:03}"))
+            .collect()
+    } else {
+        names.into_iter().map(|(name, _)| name).collect()
+    };
+    for name in names {
+        ring.files
+            .push(open_file(files, &cfg, grain, format!("{dir}/{name}"))?);
     }
     Ok((cfg, ring))
 }
