@@ -8,9 +8,12 @@
 pub mod batches;
 pub mod device;
 pub mod disk;
+pub mod engine;
 pub mod figure;
 pub mod host;
 pub mod latency;
 pub mod load;
+pub mod log;
 pub mod loopback;
+pub mod report;
 pub mod subject;

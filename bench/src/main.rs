@@ -5,7 +5,7 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use ringfence_bench::{disk, load};
+use ringfence_bench::{disk, load, log, report};
 
 /// Measures the device, the engine and the broker, and prints them side by side
 #[derive(Debug, Parser)]
@@ -19,6 +19,10 @@ struct Cli {
 enum Command {
     /// Ceiling of the device: synced writes by size and depth, alone and paced; loopback round trips
     Disk(disk::DiskArgs),
+    /// The engine without network, beside the device
+    Log(log::LogArgs),
+    /// Every figure, written to a Markdown and a JSON file
+    Report(report::ReportArgs),
     /// A broker under load: open-loop rate or saturation, beside the device
     Load(load::LoadArgs),
 }
@@ -26,6 +30,8 @@ enum Command {
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Disk(args) => disk::run(&args),
+        Command::Log(args) => log::run(&args),
+        Command::Report(args) => report::run(&args),
         Command::Load(args) => load::run(&args),
     };
     match result {
