@@ -511,6 +511,9 @@ fn a_failed_journal_write_fences_the_shard_and_is_never_acknowledged() {
         [(None, batch(10).len(), Some(1))]
     );
     assert_eq!(rig.stats(broken).shard_fenced.get(), 1);
+    rig.run(100 * MS);
+    let wake = rig.shard(broken).next_wake().unwrap();
+    assert!(wake > rig.now().mono, "a fenced shard does not spin");
 }
 
 #[test]

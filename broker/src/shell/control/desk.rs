@@ -466,3 +466,226 @@ fn refused(error: &TopicError) -> Response<BufSlice> {
     };
     Response::Refused(Refusal::because(kind, error.to_string()))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::TopicSettings;
+    use crate::metadata::catalog::boot;
+    use crate::metadata::embedded::Embedded;
+    use crate::native::{ClusterId, DescribeTopic, NodeId, Setting};
+
+    const ID: [u8; 16] = [4; 16];
+
+    struct Bench {
+        desk: Desk<Embedded>,
+        _dir: tempfile::TempDir,
+    }
+
+    fn bench() -> Bench {
+        let dir = tempfile::tempdir().unwrap();
+        let mut store = Embedded::open(&dir.path().join("metadata.redb")).unwrap();
+        let epoch = boot(&mut store, [1; 16], 0).unwrap().epoch;
+        let node = NodeInfo {
+            cluster: ClusterId([1; 16]),
+            node: NodeId(1),
+            generation: 1,
+            host: "h".into(),
+            port: 1,
+            shards: 2,
+        };
+        let catalog = Catalog::new(store, 1, epoch, TopicSettings::default(), 1000);
+        Bench {
+            desk: Desk::new(catalog, node, epoch, 3),
+            _dir: dir,
+        }
+    }
+
+    impl Bench {
+        fn news(&mut self, shard: u16, news: News) -> Orders {
+            let mut orders = Orders::new();
+            self.desk.on_news(ShardId(shard), news, ID, 7, &mut orders);
+            orders
+        }
+
+        fn ask(&mut self, request: Request<BufSlice>) -> Orders {
+            let request = Box::new(request);
+            self.news(1, News::Admin { call: 9, request })
+        }
+
+        /// Both shards did the order; what follows from that.
+        fn done(&mut self, orders: &Orders) -> Orders {
+            let token = match &orders[0].1 {
+                Order::Topics { token, .. } | Order::Drop { token, .. } => *token,
+                other => panic!("{other:?}"),
+            };
+            assert_eq!(orders.len(), 2, "one order for each shard");
+            let failed = Vec::new();
+            assert!(
+                self.news(0, News::Ordered { token, failed }).is_empty(),
+                "a shard is missing"
+            );
+            let failed = Vec::new();
+            self.news(1, News::Ordered { token, failed })
+        }
+
+        fn create(&mut self) -> Orders {
+            self.ask(Request::CreateTopic(CreateTopic {
+                name: "a".into(),
+                partitions: 0,
+                replication_factor: 0,
+                settings: vec![Setting {
+                    key: "retention.ms".into(),
+                    value: "5".into(),
+                }],
+                validate_only: false,
+            }))
+        }
+    }
+
+    /// The answer among the orders; it must be for the call that asked.
+    fn answered(orders: Orders) -> Response<BufSlice> {
+        let mut answers = orders.into_iter().filter_map(|(shard, order)| match order {
+            Order::Answer { call, response } => {
+                assert_eq!((shard, call), (ShardId(1), 9));
+                Some(*response)
+            }
+            _ => None,
+        });
+        let answer = answers.next().expect("an answer");
+        assert!(answers.next().is_none());
+        answer
+    }
+
+    fn refusal(response: Response<BufSlice>) -> WireError {
+        match response {
+            Response::Refused(refusal) => refusal.error.unwrap(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_topic_is_answered_when_every_shard_serves_it() {
+        let mut bench = bench();
+        let orders = bench.create();
+        let answer = answered(bench.done(&orders));
+        assert!(
+            matches!(answer, Response::CreateTopic(TopicCreated { id: TopicId(ID) })),
+            "{answer:?}"
+        );
+        let name = "a".to_owned();
+        match answered(bench.ask(Request::DescribeTopic(DescribeTopic { name }))) {
+            Response::DescribeTopic(topic) => {
+                assert_eq!(topic.partitions.len(), 3);
+                let own: Vec<_> = topic.settings.iter().filter(|setting| setting.own).collect();
+                assert_eq!((own.len(), own[0].value.as_str()), (1, "5"));
+            }
+            other => panic!("{other:?}"),
+        }
+        assert_eq!(refusal(answered(bench.create())), WireError::TopicAlreadyExists);
+    }
+
+    #[test]
+    fn a_deletion_is_answered_and_forgotten_when_every_shard_dropped_it() {
+        let mut bench = bench();
+        let orders = bench.create();
+        bench.done(&orders);
+        let delete = || {
+            Request::DeleteTopic(DeleteTopic {
+                name: "a".into(),
+                id: TopicId::default(),
+            })
+        };
+        let orders = bench.ask(delete());
+        assert!(matches!(orders[0].1, Order::Drop { partitions: 3, .. }));
+        assert_eq!(bench.desk.catalog.tombstones().unwrap().len(), 1);
+        assert!(matches!(answered(bench.done(&orders)), Response::DeleteTopic));
+        assert_eq!(bench.desk.catalog.tombstones().unwrap(), []);
+        assert_eq!(
+            refusal(answered(bench.ask(delete()))),
+            WireError::UnknownTopicOrPartition
+        );
+    }
+
+    #[test]
+    fn a_drop_that_failed_keeps_its_tombstone_for_the_next_start() {
+        let mut bench = bench();
+        let orders = bench.create();
+        bench.done(&orders);
+        let name = "a".to_owned();
+        let id = TopicId::default();
+        bench.ask(Request::DeleteTopic(DeleteTopic { name, id }));
+        let partition = PartitionId {
+            topic: TopicId(ID),
+            index: 0,
+        };
+        let error = CommandError::Fenced(FenceReason::JournalFailed);
+        let token = bench.desk.next_token;
+        let failed = vec![(partition, error)];
+        assert!(bench.news(0, News::Ordered { token, failed }).is_empty());
+        let failed = Vec::new();
+        let answer = answered(bench.news(1, News::Ordered { token, failed }));
+        assert_eq!(refusal(answer), WireError::StorageError);
+        let mut orders = Orders::new();
+        bench.desk.start(&mut orders).unwrap();
+        let drops = orders
+            .iter()
+            .filter(|(_, order)| matches!(order, Order::Drop { .. }));
+        assert_eq!(drops.count(), 2);
+    }
+
+    #[test]
+    fn the_start_is_over_when_every_shard_took_its_topics() {
+        let mut bench = bench();
+        let mut orders = Orders::new();
+        bench.desk.start(&mut orders).unwrap();
+        assert!(!bench.desk.is_serving());
+        assert!(bench.done(&orders).is_empty());
+        assert!(bench.desk.is_serving());
+        assert_eq!(bench.desk.unhealthy(), None);
+        bench.news(1, News::Fenced(FenceReason::JournalFailed));
+        assert!(bench.desk.unhealthy().unwrap().contains("shard 1"));
+    }
+
+    #[test]
+    fn producer_ids_are_never_given_twice() {
+        let mut bench = bench();
+        let mut blocks = (0..2).map(
+            |shard| match bench.news(shard, News::ProducerIdsWanted).remove(0) {
+                (to, Order::ProducerIds(ids)) => {
+                    assert_eq!(to, ShardId(shard));
+                    ids
+                }
+                other => panic!("{other:?}"),
+            },
+        );
+        let (first, second) = (blocks.next().unwrap(), blocks.next().unwrap());
+        assert!(first.end <= second.start);
+    }
+
+    #[test]
+    fn a_report_waits_for_every_shard() {
+        let mut bench = bench();
+        let orders = bench.ask(Request::ClusterInfo);
+        let token = bench.desk.next_token;
+        assert_eq!(orders.len(), 2);
+        let report = |shard| News::Report {
+            token,
+            shard: ShardStanding {
+                node: NodeId(1),
+                shard: ShardId(shard),
+                fenced: String::new(),
+                figures: Vec::new(),
+            },
+            partitions: Vec::new(),
+        };
+        assert!(bench.news(1, report(1)).is_empty());
+        match answered(bench.news(0, report(0))) {
+            Response::ClusterInfo(info) => {
+                let shards: Vec<u16> = info.shards.iter().map(|standing| standing.shard.0).collect();
+                assert_eq!(shards, [0, 1]);
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}
