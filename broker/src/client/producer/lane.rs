@@ -7,6 +7,7 @@
 //!   repetition from a new batch, and no batch overtakes another.
 //! - When a batch fails for good, every later one of the lane fails too, and the next gets a fresh producer id: what is
 //!   stored is always a prefix of what was handed in, and no sequence number is used for two contents.
+//! - "Failed" means "not known to be stored": when the answer to an earlier try was lost, it may be.
 
 use std::collections::VecDeque;
 use std::rc::Rc;

@@ -39,13 +39,21 @@ pub(super) struct Model {
     /// Per partition: the batches, stamped.
     pub(super) logs: HashMap<u32, Vec<Vec<u8>>>,
     pub(super) faults: VecDeque<Fault>,
-    /// Per partition and producer: next sequence, and the last five (sequence, base offset).
-    producers: HashMap<(u32, i64), (i32, VecDeque<(i32, u64)>)>,
+    /// Per partition and producer.
+    producers: HashMap<(u32, i64), Sequences>,
     next_producer: i64,
     pub(super) partitions: u32,
     /// Answers fetches with a flipped bit.
     pub(super) rot: bool,
     pub(super) connections: u32,
+}
+
+/// What a broker remembers of a producer.
+#[derive(Default)]
+struct Sequences {
+    next: i32,
+    /// The last five: sequence and base offset.
+    last: VecDeque<(i32, u64)>,
 }
 
 impl Model {
@@ -61,16 +69,16 @@ impl Model {
         if header.has_producer() {
             let state = self.producers.entry((partition, header.producer_id)).or_default();
             let sequence = header.base_sequence;
-            if let Some((_, old)) = state.1.iter().find(|(known, _)| *known == sequence) {
+            if let Some((_, old)) = state.last.iter().find(|(known, _)| *known == sequence) {
                 return Ok(*old);
             }
-            if sequence != state.0 {
+            if sequence != state.next {
                 return Err(WireError::OutOfOrderSequenceNumber);
             }
-            state.0 = header.last_sequence() + 1;
-            state.1.push_back((sequence, base));
-            if state.1.len() > 5 {
-                state.1.pop_front();
+            state.next = header.last_sequence() + 1;
+            state.last.push_back((sequence, base));
+            if state.last.len() > 5 {
+                state.last.pop_front();
             }
         }
         let mut bytes = bytes.to_vec();

@@ -6,7 +6,7 @@ use clap::Args;
 use tracing_subscriber::EnvFilter;
 
 use super::output::CliError;
-use crate::config::{Config, ConfigError, KEYS, Layer};
+use crate::config::{Config, ConfigError, KEYS, Layer, Source};
 use crate::shell::runtime;
 
 /// Run a broker until SIGTERM or SIGINT
@@ -31,6 +31,12 @@ pub(super) struct Serve {
     /// Address that clients are told to dial
     #[arg(long, value_name = "HOST:PORT")]
     advertised_native: Option<String>,
+    /// Bytes of journal per shard [default: chosen by the engine]
+    #[arg(long, value_name = "BYTES")]
+    journal_bytes: Option<String>,
+    /// Bytes of memory per shard for records not yet in segments [default: chosen by the engine]
+    #[arg(long, value_name = "BYTES")]
+    memory_bytes: Option<String>,
     /// Where cluster metadata live: embedded
     #[arg(long, value_name = "STORE")]
     metadata: Option<String>,
@@ -50,7 +56,10 @@ fn long_help() -> String {
         .map(|key| format!("  {:width$}  {}\n", key.name, key.doc))
         .collect();
     format!(
-        "Settings of the file and of --set; in the environment log.dirs is RINGFENCE_LOG_DIRS. Flags win over the\n\
+        "Examples:\n  ringfence serve --data-dir ./data\n  \
+         ringfence serve --data-dir /var/lib/ringfence --cores 0,2-5 --native 0.0.0.0:9192 --advertised-native db1:9192\n  \
+         ringfence serve --config ringfence.toml --set log.retention.hours=24\n\n\
+         Settings of the file and of --set; in the environment log.dirs is RINGFENCE_LOG_DIRS. Flags win over the\n\
          environment, the environment over the file:\n{lines}\n\
          RINGFENCE_LOG sets the log filter, for instance debug or ringfence_engine=trace."
     )
@@ -59,9 +68,16 @@ fn long_help() -> String {
 impl Serve {
     pub(super) fn run(self) -> Result<(), CliError> {
         start_log();
-        let config = self
-            .settings()
-            .map_err(|error| CliError::failed(error.to_string()))?;
+        let config = self.settings().map_err(|error| match error {
+            ConfigError::BadValue {
+                from: Source::Flag, ..
+            }
+            | ConfigError::UnknownKey {
+                from: Source::Flag, ..
+            }
+            | ConfigError::Missing { .. } => CliError::Usage(error.to_string()),
+            _ => CliError::failed(error.to_string()),
+        })?;
         runtime::serve(&config).map_err(|error| CliError::Broke {
             status: error.exit_status(),
             message: error.to_string(),
@@ -98,6 +114,8 @@ impl Serve {
                     .map(|address| format!("NATIVE://{address}")),
             ),
             ("metadata.store", self.metadata),
+            ("log.journal.bytes", self.journal_bytes),
+            ("log.memory.bytes", self.memory_bytes),
         ];
         let named = pairs
             .into_iter()

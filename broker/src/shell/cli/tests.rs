@@ -33,6 +33,11 @@ fn commands_of_the_contract_are_accepted() {
         "consume a --from beginning",
         "consume a --from end",
         "cluster --watch --interval 2",
+        "serve --data-dir d --node-id 1 --cores 0,2-5 --native 127.0.0.1:1 --admin 127.0.0.1:2",
+        "serve --config f --metadata embedded --advertised-native h:1 --journal-bytes 1 --set a=b",
+        "dump a b --verify",
+        "dump a --records --json",
+        "doctor --data-dir d --json",
         "completions fish",
         "man out",
     ] {
@@ -59,6 +64,8 @@ fn wrong_usage_is_refused() {
         ("consume a --from=-1", ValueValidation),
         ("consume a --from middle", ValueValidation),
         ("cluster --interval 2", MissingRequiredArgument),
+        ("dump", MissingRequiredArgument),
+        ("dump a --records --verify", ArgumentConflict),
         ("elect", InvalidSubcommand),
         ("", DisplayHelpOnMissingArgumentOrSubcommand),
     ] {
