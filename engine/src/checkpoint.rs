@@ -73,6 +73,8 @@ pub struct Checkpointer {
     /// Partitions whose write-back the running checkpoint waits for.
     pinned: usize,
     outstanding: usize,
+    /// A write of the snapshot found the disk full: it is given up when the others have ended.
+    refused: bool,
     submitted: usize,
     /// Journal bytes issued when the last checkpoint began.
     began_at: u64,
@@ -105,6 +107,7 @@ impl Checkpointer {
             applied: lsn,
             pinned: 0,
             outstanding: 0,
+            refused: false,
             submitted: 0,
             began_at: 0,
             wanted: false,
@@ -255,6 +258,12 @@ impl Store {
     /// Takes in the end of a checkpoint operation.
     pub(crate) fn checkpoint_step(&mut self, now: Now, result: Result<Done, DiskError>, out: &mut Outbox) {
         self.checkpoint.outstanding = self.checkpoint.outstanding.saturating_sub(1);
+        let full = matches!(result, Err(DiskError::NoSpace));
+        if self.checkpoint.phase == Phase::Writing && (full || (self.checkpoint.refused && result.is_ok())) {
+            self.checkpoint.refused = true;
+            self.abandon_checkpoint(now);
+            return;
+        }
         match (self.checkpoint.phase, result) {
             (Phase::Syncing, Ok(_)) => {
                 self.close_synced(out);
@@ -263,7 +272,6 @@ impl Store {
             }
             (Phase::Writing, Ok(_)) => self.write_snapshot(out),
             (Phase::Closing, Ok(_)) => self.checkpoint_completed(),
-            (Phase::Writing, Err(DiskError::NoSpace)) => self.abandon_checkpoint(now),
             // A failed sync may have lost anything written since the last one: the journal still has it all, so the
             // shard stops here and the next start replays it (D1: never retried).
             (_, Err(_)) => self.fence_shard(FenceReason::SyncFailed, out),
@@ -273,10 +281,23 @@ impl Store {
 
     fn abandon_checkpoint(&mut self, now: Now) {
         if self.checkpoint.outstanding == 0 {
+            let target = 1 - self.checkpoint.newer;
+            // Which part of the place is there is not known any more.
+            self.checkpoint.allocated[target] = 0;
+            self.checkpoint.refused = false;
             self.checkpoint.failed_until = now.after_ms(1000);
             self.checkpoint.wanted = true;
             self.checkpoint.set_phase(Phase::Idle);
         }
+    }
+
+    /// A log that the running checkpoint waits for was fenced: what was captured of it will never be in its files, so
+    /// the checkpoint begins anew and carries those bytes along.
+    pub(crate) fn restart_checkpoint(&mut self) {
+        self.logs.iter_mut().flatten().for_each(|log| log.pin = None);
+        self.checkpoint.pinned = 0;
+        self.checkpoint.wanted = true;
+        self.checkpoint.set_phase(Phase::Idle);
     }
 
     /// Descriptors of segments sealed before the sync are no longer needed.
@@ -287,6 +308,7 @@ impl Store {
             };
             if let FileState::Open(file) = segment.file
                 && segment.readers == 0
+                && !segment.is_loading()
                 && segment.state() == crate::segment::SegmentState::Sealed
             {
                 segment.file = FileState::Closed;

@@ -138,6 +138,7 @@ impl Store {
             (Step::Walk { .. }, Err(error)) => {
                 self.set_index(no, base, IndexState::Unloaded);
                 self.reads_of_segment_failed(now, no, base, error, out);
+                self.something_ended(now, no, out);
             }
             (Step::Segment | Step::Walk { .. }, _) => {}
         }
@@ -292,8 +293,34 @@ impl Store {
         }
     }
 
-    /// The bytes from the builder's end on are no continuation: they are damaged up to the segment's end.
+    /// Skips bytes that are known to be damaged and begin where the walk stands. Whether there were any.
+    fn skip_known_damage(&mut self, no: LogNo, base: Offset) -> bool {
+        let Some(log) = self.log_mut(no) else { return false };
+        let Some(at) = log.segment_at(base) else {
+            return false;
+        };
+        let IndexState::Loading(load) = &mut log.segments[at].index else {
+            return false;
+        };
+        let (pos, first) = (load.builder.end(), load.builder.next_offset());
+        let known = log
+            .damage
+            .iter()
+            .find(|d| d.segment == base && d.bytes.start == pos.0 && d.offsets.start == first.0);
+        let skipped = known.is_some_and(|d| load.builder.add_hole(Pos(d.bytes.end), Offset(d.offsets.end)));
+        if skipped {
+            load.needed = 0;
+        }
+        skipped
+    }
+
+    /// The bytes from the builder's end on are no continuation: they are damaged up to the segment's end, unless it is
+    /// known how far the damage reaches.
     fn walk_failed(&mut self, now: Now, no: LogNo, base: Offset, why: &str, out: &mut Outbox) {
+        if self.skip_known_damage(no, base) {
+            self.walk_on(now, no, base, out);
+            return;
+        }
         let Some(segment) = self.log_mut(no).and_then(|log| log.segment_mut(base)) else {
             return;
         };
@@ -325,6 +352,7 @@ impl Store {
             self.write_seal(no, base, out);
         }
         self.resume_reads(now, no, base, out);
+        self.something_ended(now, no, out);
     }
 
     /// Writes the full index blocks that write-back has passed.

@@ -241,6 +241,20 @@ impl Log {
         self.is_writing() || self.dir == DirState::Making || self.segments.iter().any(busy)
     }
 
+    /// Whether its bytes may be written back: not while the place of a cut is looked for or its record is on its way,
+    /// when nothing may be in flight; but what seals must be finished before.
+    #[must_use]
+    pub fn may_write_back(&self) -> bool {
+        let cutting = matches!(self.state, LogState::Cutting { .. });
+        self.fenced.is_none() && !self.is_dropping() && (!cutting || self.is_sealing())
+    }
+
+    /// Bytes that count against the budget for bytes on their way to files: those of a fenced log go nowhere.
+    #[must_use]
+    pub fn counted_dirty(&self) -> u64 {
+        if self.fenced.is_some() { 0 } else { self.dirty() }
+    }
+
     /// Whether it is on its way out.
     #[must_use]
     pub fn is_dropping(&self) -> bool {
@@ -346,6 +360,8 @@ impl Log {
         self.high_watermark = self.high_watermark.max(self.log_start);
         self.epochs.truncate_from_start(self.log_start);
         self.epochs_dirty = true;
+        let start = self.log_start.0;
+        self.damage.retain(|damage| damage.offsets.end > start);
     }
 
     /// The damaged range that contains `offset`.

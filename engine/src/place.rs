@@ -54,7 +54,8 @@ impl Store {
         let Some(segment) = log.segment(base) else {
             return Need::Nothing;
         };
-        if log.is_dropping() || self.fenced.is_some() {
+        let waits = matches!(log.state, LogState::Cutting { .. }) && !log.is_sealing();
+        if log.is_dropping() || waits || self.fenced.is_some() {
             return Need::Nothing;
         }
         match (log.dir, segment.file) {
@@ -89,7 +90,15 @@ impl Store {
         let node = self.cfg.node;
         let Some(log) = self.log_mut(no) else { return };
         match result {
-            Ok(_) => {
+            // Snapshot or journal know files in it, and it was not there.
+            Ok(_) if log.expects_dir => {
+                log.dir = DirState::Unknown;
+                self.fence_partition(no, FenceReason::FilesMissing, out);
+                self.something_ended(now, no, out);
+            }
+            Err(DiskError::Exists) if log.expects_dir => self.directory_ready(now, no, out),
+            // A crash may have left the directory without its name.
+            Ok(_) | Err(DiskError::Exists) => {
                 // The owner has not named a stray, or not yet; its bytes go to their place all the same.
                 let topic_name = match &*log.name {
                     "" => log.id.topic.to_string(),
@@ -112,7 +121,6 @@ impl Store {
                     out,
                 );
             }
-            Err(DiskError::Exists) => self.directory_ready(now, no, out),
             Err(error) => {
                 log.dir = DirState::Unknown;
                 self.place_failed(now, no, error, out);
@@ -126,6 +134,7 @@ impl Store {
             log.dir = DirState::Made;
         }
         self.advance_open_segments(now, no, out);
+        self.something_ended(now, no, out);
     }
 
     /// Advances every segment that is not sealed.
@@ -194,6 +203,7 @@ impl Store {
         self.reads_of_segment_failed(now, no, base, error, out);
         if error == DiskError::NotFound {
             self.fence_partition(no, FenceReason::FilesMissing, out);
+            self.something_ended(now, no, out);
         } else {
             self.place_failed(now, no, error, out);
         }
@@ -242,7 +252,6 @@ impl Store {
             }
             Err(error) => self.place_failed(now, no, error, out),
         }
-        self.truncate_may_go_on(now, no, out);
     }
 
     /// A segment's file is open or has more room: whatever waited for that goes on.
@@ -251,7 +260,14 @@ impl Store {
         self.drain_waiting(now, no, out);
         self.resume_load(now, no, base, out);
         self.resume_reads(now, no, base, out);
+        self.something_ended(now, no, out);
+    }
+
+    /// Something of the log is no longer in flight: a cut, a drop or a removal may have waited for that.
+    pub(crate) fn something_ended(&mut self, now: Now, no: LogNo, out: &mut Outbox) {
+        self.truncate_may_go_on(now, no, out);
         self.drop_may_go_on(now, no, out);
+        self.set_aside_below(now, no, out);
     }
 
     /// Placing failed: what waits to be appended is refused, what is already accepted waits for another try.
@@ -265,7 +281,7 @@ impl Store {
         };
         self.refuse_waiting(no, &refusal, out);
         self.write_back.retry.push(no);
-        self.drop_may_go_on(now, no, out);
+        self.something_ended(now, no, out);
     }
 
     /// Tries again what is accepted but could not be placed.
@@ -329,5 +345,8 @@ fn room_need(segment: &Segment, waiting: u64, step: u64, segment_bytes: u64) -> 
         needed
     };
     let to = step_to(from, ahead, segment_bytes).max(needed);
+    if from >= to {
+        return Need::Nothing;
+    }
     Need::Room { from, to }
 }

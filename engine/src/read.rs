@@ -12,7 +12,7 @@ use crate::error::ReadError;
 use crate::io::buf::{AppendBuf, BufSlice};
 use crate::io::{DirEntry, DiskError, DiskOp, Done};
 use crate::limits::BLOCK;
-use crate::log::{Damage, Listing, Log, LogNo};
+use crate::log::{Damage, Listing, Log, LogNo, LogState};
 use crate::removal::DELETE_SUFFIX;
 use crate::segment::{FileState, IndexState, Segment};
 use crate::store::{Outbox, Pending, ReadBytes, ReadRequest, Store, StoreEvent};
@@ -82,12 +82,9 @@ pub(crate) struct Reads {
 }
 
 impl Reads {
-    /// Whether a cut of this log is being located.
-    pub(crate) fn is_locating(&self, no: LogNo) -> bool {
-        self.by_log.get(&no).is_some_and(|ids| {
-            ids.iter()
-                .any(|id| matches!(self.jobs[id].want, Want::Cut { .. }))
-        })
+    /// Whether anybody reads this log (or looks for the place of a cut).
+    pub(crate) fn is_reading(&self, no: LogNo) -> bool {
+        self.by_log.contains_key(&no)
     }
 
     fn of_log(&self, no: LogNo, wanted: impl Fn(Blocked) -> bool) -> Vec<u64> {
@@ -174,6 +171,10 @@ impl Store {
         let refused = match no {
             None => Some(ReadError::UnknownPartition(partition)),
             Some(_) if self.reads.jobs.len() >= MAX_JOBS => Some(ReadError::Busy),
+            // A cut waits for the readers that are there; new ones would keep it waiting.
+            Some(no) if !matches!(want, Want::Cut { .. }) && self.is_locating_cut(no) => {
+                Some(ReadError::Busy)
+            }
             Some(_) => None,
         };
         let log = no.unwrap_or(LogNo(u32::MAX));
@@ -218,6 +219,12 @@ impl Store {
                 }
             }
         }
+    }
+
+    /// Whether the log waits for the place of a cut.
+    fn is_locating_cut(&self, no: LogNo) -> bool {
+        let state = self.log(no).map(|log| log.state);
+        matches!(state, Some(LogState::Cutting { recorded: false, .. }))
     }
 
     fn set_blocked(&mut self, id: u64, blocked: Blocked) {
@@ -332,6 +339,7 @@ impl Store {
         if let Some(segment) = self.log_mut(no).and_then(|log| log.segment_mut(segment)) {
             segment.readers = segment.readers.saturating_sub(1);
         }
+        self.something_ended(now, no, out);
         let Some(job) = self.reads.jobs.get_mut(&id) else {
             return;
         };
@@ -455,11 +463,11 @@ impl Store {
     /// Takes note of damage found while reading.
     pub(crate) fn note_damage(&mut self, no: LogNo, damage: Damage) {
         self.stats.damage_found += 1;
+        let within = |known: &Damage| {
+            known.offsets.start <= damage.offsets.start && damage.offsets.end <= known.offsets.end
+        };
         if let Some(log) = self.log_mut(no)
-            && !log
-                .damage
-                .iter()
-                .any(|known| known.offsets.contains(&damage.offsets.start))
+            && !log.damage.iter().any(within)
         {
             tracing::error!(partition = %log.id, from = damage.offsets.start, to = damage.offsets.end, "damaged bytes");
             log.damage.push(damage);
@@ -481,6 +489,7 @@ impl Store {
                     partition,
                     result,
                 });
+                self.truncate_may_go_on(now, job.log, out);
             }
             Want::Time { token, .. } => {
                 let result = match answer {
@@ -493,6 +502,7 @@ impl Store {
                     partition,
                     result,
                 });
+                self.truncate_may_go_on(now, job.log, out);
             }
             Want::Cut { .. } => {
                 let result = match answer {
@@ -639,6 +649,13 @@ fn refuse(error: ReadError) -> Next {
     Next::Answer(Answer::Refused(error))
 }
 
+fn refuse_damaged(damage: &Damage) -> Next {
+    refuse(ReadError::Damaged {
+        from: Offset(damage.offsets.start),
+        to: Offset(damage.offsets.end),
+    })
+}
+
 fn next_for_bytes(log: &Log, request: &ReadRequest) -> Next {
     let (log_start, log_end) = (log.log_start, log.log_end());
     if request.offset < log_start || request.offset > log_end {
@@ -657,10 +674,7 @@ fn next_for_bytes(log: &Log, request: &ReadRequest) -> Next {
 /// The range to look at for the batch that contains `offset`, with about `wanted` bytes.
 fn next_for_offset(log: &Log, offset: Offset, wanted: u64) -> Next {
     if let Some(damage) = log.damage_at(offset) {
-        return refuse(ReadError::Damaged {
-            from: Offset(damage.offsets.start),
-            to: Offset(damage.offsets.end),
-        });
+        return refuse_damaged(damage);
     }
     if offset < log.segments[0].base {
         return match log.listing {
@@ -749,6 +763,9 @@ fn next_for_time(log: &Log, searched: Offset, timestamp: i64, limit: Offset) -> 
             if interval.first >= limit {
                 return Next::Answer(Answer::Time(None));
             }
+            if let Some(damage) = log.damage_at(interval.first.max(from)) {
+                return refuse_damaged(damage);
+            }
             return Next::Range {
                 segment: segment.base,
                 from: interval.pos,
@@ -757,6 +774,9 @@ fn next_for_time(log: &Log, searched: Offset, timestamp: i64, limit: Offset) -> 
         }
         let (open, open_offset) = builder.open_start();
         if open < builder.end() && builder.next_offset() > from && open_offset < limit {
+            if let Some(damage) = log.damage_at(open_offset.max(from)) {
+                return refuse_damaged(damage);
+            }
             return Next::Range {
                 segment: segment.base,
                 from: open,

@@ -15,13 +15,14 @@ use thiserror::Error;
 use crate::checkpoint::Checkpointer;
 use crate::commit::{Commit, Effect};
 use crate::config::{ConfigError, StoreConfig};
-use crate::io::{Disk, DiskError, DiskGone, DiskOp, Done, FileClass, FileId, OpenHow};
+use crate::io::{DirEntry, Disk, DiskError, DiskGone, DiskOp, Done, FileClass, FileId, OpenHow};
 use crate::journal::{Body, Record};
 use crate::limits::BLOCK;
 use crate::log::Log;
+use crate::removal::DELETE_SUFFIX;
 use crate::snapshot::{Entry, SnapshotHeader, decode_body};
 use crate::store::{Ops, Pending, Store};
-use crate::types::{Lsn, Now};
+use crate::types::{Lsn, Now, PartitionId};
 
 pub(crate) use replay::Replayed;
 pub use set::{JOURNAL_SET, open_set};
@@ -202,6 +203,8 @@ pub(crate) struct Snapshots {
     newest: usize,
     number: u64,
     pub(crate) lsn: Lsn,
+    /// lsn of the older one while it looks valid: the journal is kept from there on.
+    pub(crate) keep: Lsn,
     pub(crate) entries: Vec<Entry>,
     pub(crate) older_used: bool,
 }
@@ -219,6 +222,7 @@ fn open_snapshots(files: &mut Files<'_>, cfg: &StoreConfig) -> Result<Snapshots,
         newest: 0,
         number: 0,
         lsn: Lsn(0),
+        keep: Lsn(0),
         entries: Vec::new(),
         older_used: false,
     };
@@ -237,11 +241,13 @@ fn open_snapshots(files: &mut Files<'_>, cfg: &StoreConfig) -> Result<Snapshots,
         }
     }
     headers.sort_by_key(|(_, _, header)| std::cmp::Reverse(header.number));
+    let oldest = headers.last().map(|(_, _, header)| header.lsn);
     for (slot, path, header) in headers {
         let body = files.read(&path, snapshots.files[slot], BLOCK as u64, header.body_bytes)?;
         match decode_body(&header, &body, cfg) {
             Ok(entries) => {
                 (snapshots.newest, snapshots.number, snapshots.lsn) = (slot, header.number, header.lsn);
+                snapshots.keep = oldest.unwrap_or(header.lsn).min(header.lsn);
                 snapshots.entries = entries;
                 return Ok(snapshots);
             }
@@ -291,11 +297,12 @@ impl Store {
         let (cfg, replayed, snapshots) = replay_shard(&mut files, cfg, now)?;
         let Replayed {
             logs,
+            dropped,
             resume,
             mut report,
             checkpoint_lsn,
-            ..
         } = replayed;
+        let doomed = set_dropped_aside(&mut files, &cfg, &dropped)?;
         report.partitions = logs.len();
         report.fenced = logs.iter().filter(|log| log.fenced.is_some()).count();
         let commit = Commit::new(&cfg, grain, checkpoint_lsn, resume);
@@ -311,12 +318,16 @@ impl Store {
         for log in logs {
             store.adopt(log);
         }
+        let not_before = now.after_ms(store.cfg.delete_delay_ms);
+        doomed
+            .into_iter()
+            .for_each(|path| store.doom(path, true, not_before));
         store.write_start(disk, now)?;
         Ok((store, report))
     }
 
     fn adopt(&mut self, log: Log) {
-        self.write_back.dirty += log.dirty();
+        self.write_back.dirty += log.counted_dirty();
         self.write_back.memory += log.memory();
         let no = self.add_log(log);
         self.queue_write_back(no);
@@ -354,6 +365,37 @@ impl Store {
             })
         }
     }
+}
+
+/// Sets the directories of replayed drops aside, which a crash may have left under their names. Returns what is to be
+/// removed: those, and (shard 0 for all) directories that earlier lives set aside.
+fn set_dropped_aside(
+    files: &mut Files<'_>,
+    cfg: &StoreConfig,
+    dropped: &[PartitionId],
+) -> Result<Vec<String>, RecoverError> {
+    let mut doomed = Vec::new();
+    if cfg.shard.0 == 0
+        && let Done::Listed(names) = files.one("logs", DiskOp::List { path: "logs".into() })?
+    {
+        let gone = |n: &&DirEntry| n.is_dir && n.name.ends_with(DELETE_SUFFIX);
+        doomed.extend(names.iter().filter(gone).map(|n| format!("logs/{}", n.name)));
+    }
+    for id in dropped {
+        let from = format!("logs/{}", id.dir_name());
+        // Numbers from 1 on are given by the running store; 0 is this start's.
+        let to = format!("{from}.{}.0{DELETE_SUFFIX}", cfg.term);
+        let rename = DiskOp::Rename {
+            from: from.clone(),
+            to: to.clone(),
+        };
+        match files.disk.run(vec![rename])?.pop() {
+            Some(Err(DiskError::NotFound)) | None => {}
+            Some(Err(error)) => return Err(RecoverError::Disk { path: from, error }),
+            Some(Ok(_)) => doomed.push(to),
+        }
+    }
+    Ok(doomed)
 }
 
 /// Replays a shard's snapshot and journal into memory; makes the journal when there is none.

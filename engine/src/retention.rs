@@ -165,6 +165,7 @@ impl Store {
                         && s.state() == SegmentState::Sealed
                         && s.in_flight.is_empty()
                         && s.readers == 0
+                        && !s.is_loading()
                 });
             if !gone {
                 return;
@@ -242,7 +243,7 @@ impl Store {
             return;
         };
         self.by_id.remove(&partition);
-        self.write_back.dirty = self.write_back.dirty.saturating_sub(log.dirty());
+        self.write_back.dirty = self.write_back.dirty.saturating_sub(log.counted_dirty());
         self.write_back.memory = self.write_back.memory.saturating_sub(log.memory());
         for segment in &log.segments {
             if let FileState::Open(file) = segment.file {

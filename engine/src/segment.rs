@@ -292,6 +292,8 @@ pub struct Segment {
     pub written: Pos,
     /// Write-backs in flight: their end, and whether they completed (out of order).
     pub in_flight: VecDeque<(Pos, bool)>,
+    /// One of them met a full disk: when the others have completed too, all of them are written again.
+    pub refused: bool,
     /// End of the place allocated in the file; 0 when not placed in this life.
     pub allocated: Pos,
     /// An allocation in flight reaches up to here.
@@ -344,6 +346,7 @@ impl Segment {
             submitted: end.floor(B),
             written: end.floor(B),
             in_flight: VecDeque::new(),
+            refused: false,
             allocated: Pos(0),
             allocating: None,
             file: FileState::Closed,
@@ -408,6 +411,7 @@ impl Segment {
         self.written = self.written.min(floor);
         self.submitted = self.written;
         self.in_flight.clear();
+        self.refused = false;
         self.state = SegmentState::Active;
         self.cutting = false;
         self.cut_index(id, pos, next);
@@ -443,9 +447,13 @@ impl Segment {
         }
     }
 
-    /// Forgets the index: bytes are missing in it.
-    pub fn forget_index(&mut self) {
-        self.index = IndexState::Unloaded;
+    /// Adds a run of lost bytes to the index, when it is complete so far; else a later walk skips them.
+    pub fn index_hole(&mut self, from: Pos, to: Pos, next: Offset) {
+        if let IndexState::Ready(builder) = &mut self.index
+            && (builder.end() != from || !builder.add_hole(to, next))
+        {
+            self.index = IndexState::Unloaded;
+        }
     }
 
     /// Largest timestamp, when the index is loaded.
@@ -520,10 +528,33 @@ impl Segment {
                 entry.1 = true;
             }
         }
+        if self.refused {
+            if self.in_flight.iter().all(|(_, completed)| *completed) {
+                self.in_flight.clear();
+                self.submitted = self.written;
+                self.refused = false;
+            }
+            return;
+        }
         while let Some(&(end, true)) = self.in_flight.front() {
             self.written = end;
             self.in_flight.pop_front();
         }
+    }
+
+    /// Takes note of a write-back up to `end` that found the disk full.
+    pub fn write_refused(&mut self, end: Pos) {
+        self.refused = true;
+        self.write_completed(end);
+    }
+
+    /// Whether all its bytes are in the file and the file must be cut to its exact end.
+    #[must_use]
+    pub fn wants_cut(&self) -> bool {
+        self.state == SegmentState::Sealing
+            && self.durable == self.end()
+            && self.written >= self.end()
+            && !self.cutting
     }
 
     /// The buffers of a write-back of `from..to`; the last one is padded where `to` lies beyond the end.

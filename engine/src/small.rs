@@ -159,6 +159,6 @@ impl Store {
             // A missing index block or producer snapshot is rebuilt when it is wanted.
             (SmallKind::Epochs, None) | (SmallKind::Index { .. } | SmallKind::Producers, _) => {}
         }
-        self.drop_may_go_on(now, write.log, out);
+        self.something_ended(now, write.log, out);
     }
 }

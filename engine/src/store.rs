@@ -645,6 +645,9 @@ impl Store {
         if let Some(reason) = self.fenced {
             return Err(AppendError::Fenced(reason));
         }
+        if self.stopping {
+            return Err(AppendError::Busy);
+        }
         let unknown = AppendError::UnknownPartition(request.partition);
         let no = self.find_no(request.partition).ok_or(unknown.clone())?;
         let log = self.log(no).ok_or(unknown)?;
@@ -695,8 +698,11 @@ impl Store {
         self.waiting_bytes += bytes;
         if let Some(log) = self.log_mut(no) {
             log.waiting.push_back(waiting);
+            // Behind a cut nothing may be in flight until that is done.
+            if log.state == LogState::Open {
+                self.wait_for(now, no, verdict, out);
+            }
         }
-        self.wait_for(now, no, verdict, out);
         Ok(())
     }
 
@@ -1082,9 +1088,15 @@ impl Store {
         if log.fenced.is_some() {
             return;
         }
+        let dirty = log.counted_dirty();
         log.fenced = Some(reason);
         let partition = log.id;
-        self.unpin(no);
+        let pinned = log.pin.is_some();
+        self.write_back.dirty = self.write_back.dirty.saturating_sub(dirty);
+        if pinned {
+            self.restart_checkpoint();
+        }
+        self.refuse_cut(no, reason, out);
         self.refuse_waiting(no, &AppendError::Fenced(reason), out);
         out.events.push(StoreEvent::PartitionFenced { partition, reason });
     }

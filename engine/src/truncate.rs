@@ -6,7 +6,7 @@
 
 use crate::batch::BatchHeader;
 use crate::commit::Effect;
-use crate::error::{CommandError, ReadError};
+use crate::error::{CommandError, FenceReason, ReadError};
 use crate::journal::{Body, Record};
 use crate::limits::BLOCK;
 use crate::log::{LogNo, LogState};
@@ -29,6 +29,9 @@ impl Store {
             let log = self
                 .log_mut(no)
                 .ok_or(CommandError::UnknownPartition(partition))?;
+            if let Some(reason) = log.fenced {
+                return Err(CommandError::Fenced(reason));
+            }
             let (log_start, log_end) = (log.log_start, log.log_end());
             if offset < log_start || offset > log_end {
                 return Err(CommandError::OutOfRange {
@@ -63,13 +66,17 @@ impl Store {
         else {
             return;
         };
-        let drained = log.durable_end >= log.log_end() && !log.is_writing() && !log.is_sealing();
+        let drained = log.durable_end >= log.log_end()
+            && !log.is_busy_on_disk()
+            && !log.is_sealing()
+            && !self.small.is_writing_any(no)
+            && !self.reads.is_reading(no);
         // What is half written is finished first: a sealing segment gets its exact length.
         if log.is_sealing() {
             self.queue_write_back(no);
             return;
         }
-        if drained && !self.reads.is_locating(no) {
+        if drained {
             if to == log.log_end() {
                 let (segment, pos) = (log.active().base, log.active().end());
                 self.record_cut(now, no, to, segment, pos, &[], out);
@@ -193,6 +200,25 @@ impl Store {
             result: Ok(()),
         });
         self.drain_waiting(now, no, out);
+        self.queue_write_back(no);
+    }
+
+    /// Gives up a cut whose place is not found yet: the partition was fenced.
+    pub(crate) fn refuse_cut(&mut self, no: LogNo, reason: FenceReason, out: &mut Outbox) {
+        let Some(log) = self.log_mut(no) else { return };
+        if let LogState::Cutting {
+            token,
+            recorded: false,
+            ..
+        } = log.state
+        {
+            log.state = LogState::Open;
+            out.events.push(StoreEvent::Done {
+                token,
+                partition: log.id,
+                result: Err(CommandError::Fenced(reason)),
+            });
+        }
     }
 }
 

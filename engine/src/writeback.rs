@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 
 use crate::epochs::encode_checkpoint;
 use crate::error::FenceReason;
-use crate::io::{DiskError, DiskOp, Done, FileClass};
+use crate::io::{DiskError, DiskOp, Done, FileClass, FileId};
 use crate::limits::BLOCK;
 use crate::log::LogNo;
 use crate::producers::encode_file;
@@ -44,7 +44,7 @@ impl Store {
     pub(crate) fn queue_write_back(&mut self, no: LogNo) {
         let least = self.cfg.write_back_bytes;
         let Some(log) = self.log_mut(no) else { return };
-        if log.queued || log.fenced.is_some() || log.is_dropping() {
+        if log.queued || !log.may_write_back() {
             return;
         }
         let pin = log.pin;
@@ -55,7 +55,7 @@ impl Store {
                     || (ready > 0
                         && pin.is_some_and(|(base, pos)| segment.base < base || segment.submitted < pos))
             }
-            SegmentState::Sealing => segment.writable_end() > segment.submitted,
+            SegmentState::Sealing => segment.writable_end() > segment.submitted || segment.wants_cut(),
             SegmentState::Sealed => false,
         });
         if worth {
@@ -83,7 +83,7 @@ impl Store {
 
     fn write_back_log(&mut self, now: Now, no: LogNo, out: &mut Outbox) {
         let Some(log) = self.log(no) else { return };
-        if log.fenced.is_some() || log.is_dropping() {
+        if !log.may_write_back() {
             return;
         }
         let open: Vec<Offset> = log
@@ -91,7 +91,7 @@ impl Store {
             .iter()
             .rev()
             .take_while(|s| s.state() != SegmentState::Sealed)
-            .filter(|s| s.writable_end() > s.submitted)
+            .filter(|s| s.writable_end() > s.submitted || s.wants_cut())
             .map(|s| s.base)
             .collect();
         for base in open.into_iter().rev() {
@@ -105,13 +105,20 @@ impl Store {
                 return;
             };
             let end = segment.writable_end();
-            if segment.submitted >= end || segment.in_flight.len() >= PER_SEGMENT {
+            if segment.refused || segment.in_flight.len() >= PER_SEGMENT {
+                return;
+            }
+            if segment.submitted >= end && !segment.wants_cut() {
                 return;
             }
             let FileState::Open(file) = segment.file else {
                 self.advance_place(now, no, base, out);
                 return;
             };
+            if segment.submitted >= end {
+                self.cut_file(no, base, file, out);
+                return;
+            }
             if segment.allocated < end {
                 self.advance_place(now, no, base, out);
                 return;
@@ -152,14 +159,19 @@ impl Store {
         out: &mut Outbox,
     ) {
         self.write_back.in_flight -= 1;
-        let segment = self.log_mut(no).and_then(|log| log.segment_mut(base));
-        let Some(segment) = segment else { return };
+        let Some(log) = self.log_mut(no) else { return };
+        let fenced = log.fenced.is_some();
+        let Some(segment) = log.segment_mut(base) else {
+            return;
+        };
         match result {
             Ok(_) => {
                 let before = segment.written.min(segment.end());
                 segment.write_completed(end);
                 let written = segment.written.min(segment.end());
-                self.write_back.dirty = self.write_back.dirty.saturating_sub(written.0 - before.0);
+                if !fenced {
+                    self.write_back.dirty = self.write_back.dirty.saturating_sub(written.0 - before.0);
+                }
                 self.write_back.cache.push_back((no, base, written));
                 self.stats.written_back_bytes += bytes;
                 self.stats.write_backs += 1;
@@ -167,14 +179,12 @@ impl Store {
             }
             Err(DiskError::NoSpace) => {
                 // The bytes are in memory and in the journal: they are written again when there is space.
-                segment.in_flight.clear();
-                segment.submitted = segment.written;
+                segment.write_refused(end);
                 self.place_failed(now, no, DiskError::NoSpace, out);
             }
             Err(_) => self.fence_partition(no, FenceReason::SegmentFailed, out),
         }
-        self.truncate_may_go_on(now, no, out);
-        self.drop_may_go_on(now, no, out);
+        self.something_ended(now, no, out);
         self.queue_write_back(no);
     }
 
@@ -185,19 +195,23 @@ impl Store {
         let Some(segment) = self.log_mut(no).and_then(|log| log.segment_mut(base)) else {
             return;
         };
-        let done = segment.state() == SegmentState::Sealing
-            && segment.durable == segment.end()
-            && segment.written >= segment.end();
-        if done
-            && !segment.cutting
+        if segment.wants_cut()
             && let FileState::Open(file) = segment.file
         {
-            segment.cutting = true;
-            let len = segment.end().0;
-            let op = self.ops.id(Pending::CutFile { log: no, base });
-            out.ops.push((op, DiskOp::Resize { file, len }));
+            self.cut_file(no, base, file, out);
         }
         self.unpin(no);
+    }
+
+    /// Gives a sealing segment's file its exact length.
+    fn cut_file(&mut self, no: LogNo, base: Offset, file: FileId, out: &mut Outbox) {
+        let Some(segment) = self.log_mut(no).and_then(|log| log.segment_mut(base)) else {
+            return;
+        };
+        segment.cutting = true;
+        let len = segment.end().0;
+        let op = self.ops.id(Pending::CutFile { log: no, base });
+        out.ops.push((op, DiskOp::Resize { file, len }));
     }
 
     pub(crate) fn file_cut(
@@ -215,15 +229,14 @@ impl Store {
         segment.cutting = false;
         if result.is_err() {
             self.fence_partition(no, FenceReason::SegmentFailed, out);
+            self.something_ended(now, no, out);
             return;
         }
         segment.set_state(SegmentState::Sealed);
         self.write_seal(no, base, out);
         self.checkpoint.sealed.push((no, base));
         self.unpin(no);
-        self.truncate_may_go_on(now, no, out);
-        self.drop_may_go_on(now, no, out);
-        self.set_aside_below(now, no, out);
+        self.something_ended(now, no, out);
     }
 
     /// Closes the active segment for appends and opens the next one in memory; its files follow before the first append.
@@ -290,14 +303,19 @@ impl Store {
             let Some((no, base, pos)) = self.write_back.cache.pop_front() else {
                 return;
             };
-            let floor = pos.floor(BLOCK as u64);
-            let Some(segment) = self.log_mut(no).and_then(|log| log.segment_mut(base)) else {
-                continue;
-            };
-            let freed = segment.tail.evict(floor) + segment.tail.shrink(floor);
-            self.write_back.memory = self.write_back.memory.saturating_sub(freed);
+            self.evict_run(no, base, pos);
         }
         self.bound_cache();
+    }
+
+    fn evict_run(&mut self, no: LogNo, base: Offset, pos: Pos) {
+        let Some(segment) = self.log_mut(no).and_then(|log| log.segment_mut(base)) else {
+            return;
+        };
+        // A cut may have taken the run back: what was appended there since is in no file yet.
+        let floor = pos.min(segment.written).floor(BLOCK as u64);
+        let freed = segment.tail.evict(floor) + segment.tail.shrink(floor);
+        self.write_back.memory = self.write_back.memory.saturating_sub(freed);
     }
 
     /// The list of written runs must not outgrow what it describes.
@@ -307,12 +325,7 @@ impl Store {
             let Some((no, base, pos)) = self.write_back.cache.pop_front() else {
                 return;
             };
-            let floor = pos.floor(BLOCK as u64);
-            let Some(segment) = self.log_mut(no).and_then(|log| log.segment_mut(base)) else {
-                continue;
-            };
-            let freed = segment.tail.evict(floor) + segment.tail.shrink(floor);
-            self.write_back.memory = self.write_back.memory.saturating_sub(freed);
+            self.evict_run(no, base, pos);
         }
     }
 }

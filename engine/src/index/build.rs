@@ -103,6 +103,40 @@ impl IndexBuilder {
         self.index.len() - closed_before
     }
 
+    /// Adds a run of bytes that are lost, up to `end` and `next`, as an interval whose checksum no zeros have: what
+    /// follows it is found, and a reader of it meets damage. `false`, and nothing added, when it cannot be an interval.
+    pub fn add_hole(&mut self, end: Pos, next: Offset) -> bool {
+        self.close();
+        let (pos, first) = (self.end, self.next);
+        let base = self.index.key().base.0;
+        let (Some(len), Some(count)) = (end.0.checked_sub(pos.0), next.0.checked_sub(first.0)) else {
+            return false;
+        };
+        let narrow = |n: u64| u32::try_from(n).ok();
+        let (Some(len), Some(count), Some(at), Some(relative)) =
+            (narrow(len), narrow(count), narrow(pos.0), narrow(first.0 - base))
+        else {
+            return false;
+        };
+        let mut crc = self.index.key().hasher(pos);
+        crc.update(&vec![0; len as usize]);
+        let entry = Entry {
+            first: relative,
+            count,
+            pos: at,
+            len,
+            crc: !crc.finalize(),
+            epoch: self.last_epoch().unwrap_or_default().0,
+            max_timestamp: -1,
+            max_timestamp_base: relative,
+        };
+        let added = self.index.push(entry);
+        if added {
+            (self.end, self.next) = (end, next);
+        }
+        added
+    }
+
     /// Closes the open interval, if there is one: before a seal, when its last bytes are final.
     pub fn close(&mut self) {
         let Some(open) = self.open.take() else { return };

@@ -2,9 +2,10 @@
 //!
 //! Replay is idempotent: a record below its partition's applied lsn, or whose bytes are already there, changes nothing.
 
+use std::cmp::Ordering;
 use std::collections::{HashMap, HashSet, VecDeque};
 
-use super::ring::Ring;
+use super::ring::{Rebuilt, Ring};
 use super::{Files, RecoverError, RecoveryReport, Snapshots};
 use crate::batch::BatchHeader;
 use crate::commit::{Resume, RingFile, RingState};
@@ -23,10 +24,14 @@ use crate::types::{Lsn, Now, Offset, PartitionId, Pos, Term};
 /// Bytes of one read; several run together.
 const WINDOW: u64 = 2 << 20;
 const WINDOWS: u64 = 8;
+/// Address of the frame before the first one.
+const NO_FRAME: Lsn = Lsn(u64::MAX);
 
 /// A shard in memory.
 pub(crate) struct Replayed {
     pub(crate) logs: Vec<Log>,
+    /// Partitions whose end was replayed.
+    pub(crate) dropped: Vec<PartitionId>,
     pub(crate) resume: Resume,
     pub(crate) report: RecoveryReport,
     /// Files below this may be recycled.
@@ -127,6 +132,8 @@ struct Cursor {
 struct Replay<'a> {
     cfg: &'a StoreConfig,
     grain: u64,
+    /// Everything below was durable when the snapshot was written.
+    applied: Lsn,
     ring: Ring,
     term: Term,
     prev_lsn: Lsn,
@@ -147,6 +154,21 @@ enum Seen {
     Bad {
         header: Option<(FrameHeader, Option<Vec<Record>>)>,
     },
+}
+
+/// What follows a bad frame.
+struct Later {
+    /// The highest durable end that a frame promises.
+    promised: Lsn,
+    /// The first good frame.
+    next: Option<NextFrame>,
+}
+
+struct NextFrame {
+    cursor: Cursor,
+    prev_lsn: Lsn,
+    /// The records of the frame before it.
+    copy: Option<Vec<Record>>,
 }
 
 pub(super) fn run(
@@ -177,6 +199,12 @@ pub(super) fn run(
     }
     let mut ring = ring;
     if ring.max_incarnation() == 0 {
+        if let Some(found) = ring.unreadable() {
+            return Err(damaged(format!(
+                "{} holds no readable header or frame",
+                found.path
+            )));
+        }
         first_header(files, cfg, grain, &mut ring)?;
     }
     let capacity = cfg.journal_file_bytes - grain as u64;
@@ -192,20 +220,22 @@ pub(super) fn run(
     };
     report.snapshot = snapshots.number;
     report.older_snapshot = snapshots.older_used;
+    let applied = entries.iter().map(|e| e.applied).max().unwrap_or(snapshots.lsn);
     let mut replay = Replay {
         cfg,
         grain: grain as u64,
+        applied,
         window: Window::new(cursor.file),
         ring,
         term: Term(0),
-        prev_lsn: Lsn(u64::MAX),
+        prev_lsn: NO_FRAME,
         directory: Directory::default(),
         cursor,
         state: State::new(cfg, entries, now),
         report,
     };
     replay.frames(files)?;
-    Ok(replay.finish(snapshots.lsn))
+    Ok(replay.finish(snapshots.keep))
 }
 
 /// The very first header of a ring, durable before the first frame.
@@ -362,7 +392,11 @@ impl Replay<'_> {
         let Some(header) = self.ring.files[file].header else {
             return false;
         };
-        if header.prev_end != self.cursor.lsn {
+        let follows = match self.ring.files[file].rebuilt {
+            None => header.prev_end == self.cursor.lsn,
+            Some(Rebuilt { prev_lsn }) => self.prev_lsn == NO_FRAME || prev_lsn == Some(self.prev_lsn),
+        };
+        if !follows {
             return false;
         }
         self.cursor = Cursor {
@@ -383,12 +417,9 @@ impl Replay<'_> {
         bad: Option<(FrameHeader, Option<Vec<Record>>)>,
     ) -> Result<bool, RecoverError> {
         let at = self.cursor.lsn;
-        let Some((promised, next)) = self.scan(files)? else {
-            self.report.torn = bad.is_some();
-            return Ok(false);
-        };
-        if promised <= at {
-            self.report.torn = true;
+        let Later { promised, next } = self.scan(files)?;
+        if promised.max(self.applied) <= at {
+            self.report.torn = bad.is_some() || next.is_some();
             return Ok(false);
         }
         self.report.damaged_frames += 1;
@@ -397,91 +428,102 @@ impl Replay<'_> {
             promised = promised.0,
             "a journal frame below the promised durable end is damaged"
         );
+        let end = bad
+            .as_ref()
+            .map(|(header, _)| header.lsn.plus(u64::from(header.frame_len)));
         let own = bad.and_then(|(_, records)| records);
-        let (cursor, header, frame) = next;
-        let copy = Frame::new(header, &frame)
-            .ok()
-            .filter(|f| f.header.prev_lsn == at);
-        let named = own.or_else(|| copy.and_then(|f| f.previous_directory().ok()));
-        match &named {
-            Some(records) => records
+        let copy = next
+            .as_ref()
+            .and_then(|next| Some((next.prev_lsn, next.copy.clone()?)));
+        let goes_on = match (end, next) {
+            // Its header says where the frame after it begins, which may be bad too.
+            (Some(lsn), _) => Cursor { lsn, ..self.cursor },
+            (None, Some(next)) => next.cursor,
+            (None, None) => start_cursor(&self.ring, self.applied, self.capacity())
+                .ok_or_else(|| self.damaged(format!("no journal file holds lsn {}", self.applied)))?,
+        };
+        let known = own
+            .map(|records| (at, records))
+            .or_else(|| copy.clone().filter(|(lsn, _)| *lsn == at));
+        if known.is_none() {
+            self.state.doubt_below(goes_on.lsn);
+        }
+        // Of several frames lost in a row the next good one names the last.
+        let last = copy.filter(|(lsn, _)| *lsn > at && *lsn < goes_on.lsn);
+        for (lsn, records) in known.into_iter().chain(last) {
+            records
                 .iter()
-                .for_each(|record| self.state.apply(at, record, None)),
-            None => self.state.doubt_all(),
+                .for_each(|record| self.state.apply(lsn, record, None));
         }
-        if header.prev_lsn != at && named.is_some() {
-            // More frames than this one are lost between here and the next good one.
-            self.state.doubt_all();
+        if goes_on.file != self.cursor.file {
+            self.window = Window::new(goes_on.file);
         }
-        self.window = Window::new(cursor.file);
-        self.cursor = cursor;
+        self.cursor = goes_on;
         Ok(true)
     }
 
     /// Scans what follows the cursor, at grain, for the highest durable_lsn and the first good frame.
-    #[expect(clippy::type_complexity, reason = "used by one caller")]
-    fn scan(
-        &mut self,
-        files: &mut Files<'_>,
-    ) -> Result<Option<(Lsn, (Cursor, FrameHeader, Vec<u8>))>, RecoverError> {
-        let mut later: Vec<(usize, FileHeader)> = self
+    fn scan(&mut self, files: &mut Files<'_>) -> Result<Later, RecoverError> {
+        let mut files_behind: Vec<(usize, FileHeader)> = self
             .ring
-            .files
-            .iter()
-            .enumerate()
-            .filter_map(|(i, f)| Some((i, f.header?)))
+            .current()
             .filter(|(_, h)| h.first_lsn >= self.cursor.first)
             .collect();
-        later.sort_by_key(|(_, h)| h.first_lsn);
-        let mut promised = Lsn(0);
-        let mut next = None;
-        for (file, header) in later {
+        files_behind.sort_by_key(|(_, h)| h.first_lsn);
+        let mut later = Later {
+            promised: Lsn(0),
+            next: None,
+        };
+        for (file, header) in files_behind {
             let start = if header.first_lsn == self.cursor.first {
                 self.grain * 2 + (self.cursor.lsn.0 - header.first_lsn.0)
             } else {
                 self.grain
             };
-            let mut window = Window::new(file);
-            let mut pos = start;
-            while pos + self.grain <= self.cfg.journal_file_bytes {
-                let room = self.cfg.journal_file_bytes - pos;
-                let head = window.get(
-                    files,
-                    &self.ring,
-                    pos,
-                    FRAME_HEADER_BYTES,
-                    self.cfg.journal_file_bytes,
-                )?;
-                let lsn = Lsn(header.first_lsn.0 + pos - self.grain);
-                let ours = |h: &FrameHeader| {
-                    h.lsn == lsn && h.incarnation == header.incarnation && h.term >= self.term
-                };
-                if let Some(found) = FrameHeader::decode(&head, room).ok().filter(ours) {
-                    promised = promised.max(found.durable_lsn);
-                    if next.is_none() {
-                        let len = found.frame_len as usize;
-                        let bytes = window.get(files, &self.ring, pos, len, self.cfg.journal_file_bytes)?;
-                        let good = Frame::new(found, &bytes)
-                            .is_ok_and(|f| f.check_body().is_ok() && f.directory().is_ok());
-                        if good {
-                            let (first, incarnation) = (header.first_lsn, header.incarnation);
-                            next = Some((
-                                Cursor {
-                                    file,
-                                    first,
-                                    incarnation,
-                                    lsn,
-                                },
-                                found,
-                                bytes,
-                            ));
-                        }
-                    }
-                }
-                pos += self.grain;
-            }
+            self.scan_file(files, file, &header, start, &mut later)?;
         }
-        Ok(next.map(|next| (promised, next)))
+        Ok(later)
+    }
+
+    fn scan_file(
+        &mut self,
+        files: &mut Files<'_>,
+        file: usize,
+        header: &FileHeader,
+        start: u64,
+        later: &mut Later,
+    ) -> Result<(), RecoverError> {
+        let file_bytes = self.cfg.journal_file_bytes;
+        let mut window = Window::new(file);
+        let mut pos = start;
+        while pos + self.grain <= file_bytes {
+            let lsn = Lsn(header.first_lsn.0 + pos - self.grain);
+            let ours =
+                |h: &FrameHeader| h.lsn == lsn && h.incarnation == header.incarnation && h.term >= self.term;
+            let head = window.get(files, &self.ring, pos, FRAME_HEADER_BYTES, file_bytes)?;
+            let found = FrameHeader::decode(&head, file_bytes - pos).ok().filter(ours);
+            if let Some(found) = found {
+                later.promised = later.promised.max(found.durable_lsn);
+                if later.next.is_none() {
+                    let len = found.frame_len as usize;
+                    let bytes = window.get(files, &self.ring, pos, len, file_bytes)?;
+                    let frame = Frame::new(found, &bytes).ok();
+                    let good = frame.filter(|f| f.check_body().is_ok() && f.directory().is_ok());
+                    later.next = good.map(|frame| NextFrame {
+                        cursor: Cursor {
+                            file,
+                            first: header.first_lsn,
+                            incarnation: header.incarnation,
+                            lsn,
+                        },
+                        prev_lsn: found.prev_lsn,
+                        copy: frame.previous_directory().ok(),
+                    });
+                }
+            }
+            pos += self.grain;
+        }
+        Ok(())
     }
 
     fn finish(mut self, checkpoint_lsn: Lsn) -> Replayed {
@@ -489,24 +531,20 @@ impl Replay<'_> {
         let capacity = self.capacity();
         let current = self.cursor.file;
         let cut = self.cursor.lsn;
-        let files = self.ring.files.iter().enumerate().map(|(i, found)| {
-            let state = match found.header {
-                Some(h) if i == current => RingState::Used {
-                    first: h.first_lsn,
-                    end: Lsn(h.first_lsn.0 + capacity),
-                },
-                Some(h) if h.first_lsn < self.cursor.first && h.first_lsn.0 + capacity > checkpoint_lsn.0 => {
-                    RingState::Used {
-                        first: h.first_lsn,
-                        end: Lsn(h.first_lsn.0 + capacity),
-                    }
-                }
-                _ => RingState::Free,
-            };
-            RingFile {
-                file: found.file,
-                state,
+        let needed =
+            |h: &FileHeader| h.first_lsn < self.cursor.first && h.first_lsn.0 + capacity > checkpoint_lsn.0;
+        let mut states = vec![RingState::Free; self.ring.files.len()];
+        for (index, header) in self.ring.current() {
+            if index == current || needed(&header) {
+                states[index] = RingState::Used {
+                    first: header.first_lsn,
+                    end: Lsn(header.first_lsn.0 + capacity),
+                };
             }
+        }
+        let files = self.ring.files.iter().zip(states).map(|(found, state)| RingFile {
+            file: found.file,
+            state,
         });
         let resume = Resume {
             files: files.collect(),
@@ -517,8 +555,10 @@ impl Replay<'_> {
             prev_lsn: self.prev_lsn,
             directory: self.directory,
         };
+        let dropped = std::mem::take(&mut self.state.dropped);
         Replayed {
             logs: self.state.finish(),
+            dropped,
             resume,
             report: self.report,
             checkpoint_lsn,
@@ -532,6 +572,7 @@ struct State {
     logs: HashMap<PartitionId, (Log, Lsn)>,
     /// Partitions whose continuity is in doubt until a later record proves it.
     doubted: HashSet<PartitionId>,
+    dropped: Vec<PartitionId>,
     now: Now,
 }
 
@@ -545,12 +586,15 @@ impl State {
             cfg: cfg.clone(),
             logs,
             doubted: HashSet::new(),
+            dropped: Vec::new(),
             now,
         }
     }
 
-    fn doubt_all(&mut self) {
-        self.doubted.extend(self.logs.keys().copied());
+    /// Frames below `lsn` are lost: every partition that the snapshot does not hold beyond them is in doubt.
+    fn doubt_below(&mut self, lsn: Lsn) {
+        let behind = self.logs.iter().filter(|(_, (_, applied))| *applied < lsn);
+        self.doubted.extend(behind.map(|(id, _)| *id));
     }
 
     fn log(&mut self, id: PartitionId) -> &mut (Log, Lsn) {
@@ -579,6 +623,7 @@ impl State {
         if *record == (Record::Drop { partition: id }) {
             self.logs.remove(&id);
             self.doubted.remove(&id);
+            self.dropped.push(id);
             return;
         }
         let now_ms = self.now.wall_ms;
@@ -676,15 +721,17 @@ fn append_to(log: &mut Log, append: &Append<'_>, now_ms: i64) {
         }
         log.push_segment(append.segment);
     }
-    if append.pos > log.active().end() {
-        lose(log, append.base, append.pos);
+    let start = log.active().end();
+    match (append.pos.cmp(&start), append.base.cmp(&log.log_end())) {
+        (Ordering::Equal, Ordering::Equal) => {}
+        (Ordering::Greater, Ordering::Greater) => lose(log, append.base, append.pos),
+        // Two records claim the same place, or one leaves a hole that is none: the journal contradicts itself.
+        _ => {
+            log.fenced = Some(FenceReason::Damaged);
+            return;
+        }
     }
     let start = log.active().end();
-    if append.pos != start || append.base < log.log_end() {
-        // Two records claim the same place: the journal contradicts itself.
-        log.fenced = Some(FenceReason::Damaged);
-        return;
-    }
     match append.bytes {
         Some(bytes) => take_in(log, bytes, append.next, now_ms),
         None => lose(log, append.next, start.plus(u64::from(append.len))),
@@ -719,7 +766,7 @@ fn lose(log: &mut Log, next: Offset, end: Pos) {
     segment.tail.append(&zeros);
     segment.durable = segment.end();
     segment.next = next.max(first);
-    segment.forget_index();
+    segment.index_hole(start, end, next.max(first));
     if next > first {
         log.damage.push(Damage {
             offsets: first.0..next.0,

@@ -4,7 +4,7 @@ use super::{Files, RecoverError, check_owner, journal_dir};
 use crate::config::StoreConfig;
 use crate::io::buf::AppendBuf;
 use crate::io::{DiskOp, Done, FileClass, FileId, OpenHow};
-use crate::journal::{FILE_HEADER_BYTES, FileHeader, JournalError};
+use crate::journal::{FILE_HEADER_BYTES, FileHeader, FrameHeader, JournalError};
 use crate::limits::BLOCK;
 use crate::types::Lsn;
 
@@ -18,8 +18,19 @@ const ZERO_DEPTH: usize = 8;
 pub(crate) struct Found {
     pub(crate) path: String,
     pub(crate) file: FileId,
-    /// Its header, when it is one.
+    /// Its header, when it has one.
     pub(crate) header: Option<FileHeader>,
+    /// The header was damaged and is told from the frames behind it.
+    pub(crate) rebuilt: Option<Rebuilt>,
+    /// The first block is neither a header nor unused, and no frame tells what the header was.
+    pub(crate) unreadable: bool,
+}
+
+/// What the frames of a file cannot tell of its header.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Rebuilt {
+    /// Address of the last frame in the file before, when the first frame here is good.
+    pub(crate) prev_lsn: Option<Lsn>,
 }
 
 /// The ring as it was found.
@@ -31,11 +42,31 @@ pub(crate) struct Ring {
 }
 
 impl Ring {
-    /// Index of the file whose frames begin at `first`.
+    /// Index of the file whose frames begin at `first`. After a cut a file of the life before may still claim the same
+    /// address; the later life of a file has the higher incarnation.
     pub(crate) fn starting_at(&self, first: Lsn) -> Option<usize> {
+        self.headers()
+            .filter(|(_, h)| h.first_lsn == first)
+            .max_by_key(|(_, h)| h.incarnation)
+            .map(|(index, _)| index)
+    }
+
+    fn headers(&self) -> impl Iterator<Item = (usize, FileHeader)> {
         self.files
             .iter()
-            .position(|f| f.header.is_some_and(|h| h.first_lsn == first))
+            .enumerate()
+            .filter_map(|(index, found)| Some((index, found.header?)))
+    }
+
+    /// Files with their headers, without those whose address was taken over by a later life.
+    pub(crate) fn current(&self) -> impl Iterator<Item = (usize, FileHeader)> {
+        self.headers()
+            .filter(|(index, h)| self.starting_at(h.first_lsn) == Some(*index))
+    }
+
+    /// Whether a file holds something that nobody can read.
+    pub(crate) fn unreadable(&self) -> Option<&Found> {
+        self.files.iter().find(|found| found.unreadable)
     }
 
     /// Highest incarnation of any header.
@@ -171,6 +202,7 @@ fn open_file(
     // What a killed process wrote may be in the device's cache only; nothing is decided on it before it is durable.
     files.one(&path, DiskOp::Sync { file })?;
     let block = files.read(&path, file, 0, BLOCK.max(FILE_HEADER_BYTES) as u64)?;
+    let mut rebuilt = None;
     let header = match FileHeader::decode(&block) {
         Ok(header) => Some(header),
         Err(JournalError::Version(version)) => {
@@ -178,7 +210,14 @@ fn open_file(
                 "{path} has format version {version}; this program writes another one"
             )));
         }
-        Err(_) => None,
+        Err(_) if block.iter().all(|byte| *byte == 0) => None,
+        // A header is one sector, so no crash tears it: this is damage, and what frames say must not be lost with it.
+        Err(error) => {
+            tracing::error!(%path, "damaged journal file header: {error}");
+            let told = rebuild(files, cfg, grain, &path, file)?;
+            rebuilt = told.map(|(_, rebuilt)| rebuilt);
+            told.map(|(header, _)| header)
+        }
     };
     if let Some(header) = &header {
         check_owner(cfg, &path, header.node, header.shard, header.generation)?;
@@ -189,5 +228,48 @@ fn open_file(
             )));
         }
     }
-    Ok(Found { path, file, header })
+    let unreadable = header.is_none() && block.iter().any(|byte| *byte != 0);
+    Ok(Found {
+        path,
+        file,
+        header,
+        rebuilt,
+        unreadable,
+    })
+}
+
+/// Tells a damaged header from the frames of the file's latest life.
+fn rebuild(
+    files: &mut Files<'_>,
+    cfg: &StoreConfig,
+    grain: usize,
+    path: &str,
+    file: FileId,
+) -> Result<Option<(FileHeader, Rebuilt)>, RecoverError> {
+    let bytes = files.read(path, file, 0, cfg.journal_file_bytes)?;
+    let capacity = cfg.journal_file_bytes - grain as u64;
+    let frames = (grain..bytes.len()).step_by(grain).filter_map(|pos| {
+        let frame = FrameHeader::decode(&bytes[pos..], (bytes.len() - pos) as u64).ok()?;
+        let first = frame.lsn.0.checked_sub((pos - grain) as u64)?;
+        first.is_multiple_of(capacity).then_some((pos, Lsn(first), frame))
+    });
+    let Some((_, first_lsn, frame)) = frames.max_by_key(|(_, _, frame)| frame.incarnation) else {
+        return Ok(None);
+    };
+    let header = FileHeader {
+        node: cfg.node,
+        generation: cfg.generation,
+        shard: cfg.shard.0,
+        incarnation: frame.incarnation,
+        first_lsn,
+        prev_end: first_lsn,
+        checkpoint_lsn: Lsn(0),
+        grain: grain as u32,
+        file_bytes: cfg.journal_file_bytes,
+    };
+    let prev_lsn = FrameHeader::decode(&bytes[grain..], capacity)
+        .ok()
+        .filter(|first| first.incarnation == frame.incarnation)
+        .map(|first| first.prev_lsn);
+    Ok(Some((header, Rebuilt { prev_lsn })))
 }
