@@ -230,14 +230,16 @@ impl EpochTable {
         Some(self.entries[at].epoch)
     }
 
-    /// Whether a batch with these offsets may carry `epoch`: all of it lies within that epoch. Below the entries of a
-    /// [`EpochTable::bounded`] table any epoch lower than the first is possible.
+    /// Whether a batch with these offsets may carry `epoch`: all of it lies within that epoch. Below the first entry,
+    /// where the bound dropped entries or the log start moved the first one up, any epoch up to the first is possible:
+    /// a segment is walked from its base, also where the log starts in its middle.
     #[must_use]
     pub fn allows(&self, first: Offset, last: Offset, epoch: LeaderEpoch) -> bool {
         match (self.epoch_at(first), self.first()) {
             (Some(found), _) => found == epoch && self.epoch_at(last) == Some(epoch),
-            (None, Some(oldest)) => self.bounded && epoch < oldest.epoch && last < oldest.start,
-            (None, None) => self.bounded,
+            (None, Some(oldest)) if last < oldest.start => epoch <= oldest.epoch,
+            (None, Some(oldest)) => epoch == oldest.epoch && self.epoch_at(last) == Some(epoch),
+            (None, None) => true,
         }
     }
 

@@ -78,6 +78,8 @@ pub struct Log {
     pub durable_end: Offset,
     pub segments: VecDeque<Segment>,
     pub listing: Listing,
+    /// Recovery let segments go whose files may still be there under their own names; a listing sets them aside.
+    pub leftovers: bool,
     /// Base of the oldest segment that may exist on disk.
     pub oldest: Offset,
     pub epochs: EpochTable,
@@ -130,6 +132,7 @@ impl Log {
             durable_end: Offset(0),
             segments: VecDeque::from([Segment::empty(id, Offset(0))]),
             listing: Listing::Known,
+            leftovers: false,
             oldest: Offset(0),
             epochs,
             epochs_dirty: false,
@@ -208,6 +211,21 @@ impl Log {
         self.segments
             .get(self.segment_at(base)?)
             .filter(|segment| segment.base == base)
+    }
+
+    /// Recovery: lets segments go that lie wholly below the log start. Their files may have been set aside already.
+    pub fn forget_below_start(&mut self) {
+        while self.segments.len() > 1 && self.segments[0].next <= self.log_start {
+            self.segments.pop_front();
+            self.oldest = self.segments[0].base;
+            self.forgot_files();
+        }
+    }
+
+    /// Files of segments that replay let go may still be there.
+    pub fn forgot_files(&mut self) {
+        self.leftovers = true;
+        self.listing = Listing::Unknown;
     }
 
     /// Whether everything that a checkpoint must find in files is there.

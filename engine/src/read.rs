@@ -595,6 +595,7 @@ impl Store {
             }
         };
         log.listing = Listing::Known;
+        log.leftovers = false;
         let dir = log.dir();
         let leftovers = adopt_segments(log, &names);
         for name in names.iter().filter(|n| n.name.ends_with(DELETE_SUFFIX)) {

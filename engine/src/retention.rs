@@ -57,6 +57,10 @@ impl Store {
         let expiry = self.cfg.producer_expiry_ms;
         let Some(log) = self.log_mut(no) else { return };
         log.producers.expire(now.wall_ms, expiry);
+        if log.leftovers && log.served && log.fenced.is_none() && log.listing == Listing::Unknown {
+            self.list_segments(no, out);
+            return;
+        }
         let limited = log.settings.retention_bytes.is_some() || log.settings.retention_ms.is_some();
         if !limited || !log.served || log.fenced.is_some() || log.state != LogState::Open {
             return;

@@ -292,6 +292,7 @@ impl SimDisk {
             *self.fired.entry(format!("{kind:?}: {fault:?}")).or_default() += 1;
         }
         let at = self.now + self.latency(&op, fault);
+        tracing::trace!(id = id.0, now = self.now, at, ?fault, "{}", self.describe(&op));
         self.serial += 1;
         self.note(&[1, id.0, kind as u64, at, hash_of(&op)]);
         let flight = Flight {
@@ -322,6 +323,7 @@ impl SimDisk {
         let kind = OpKind::of(&flight.op);
         let id = flight.id;
         let result = self.execute(flight);
+        tracing::trace!(id = id.0, now = self.now, error = ?result.as_ref().err(), "{kind:?} done");
         self.note(&[2, id.0, self.now, hash_of_result(&result)]);
         self.boundaries += u64::from(kind.changes_disk());
         Some(Completion { op: id, result })
@@ -385,6 +387,22 @@ impl SimDisk {
         }
     }
 
+    /// An operation with the name of its file, for traces.
+    fn describe(&self, op: &DiskOp) -> String {
+        let (_, path) = self.class_and_path(op);
+        let kind = OpKind::of(op);
+        match op {
+            DiskOp::Write { pos, bufs, .. } => {
+                let len: usize = bufs.iter().map(|buf| buf.len()).sum();
+                format!("{kind:?} {path} {pos}+{len}")
+            }
+            DiskOp::Read { pos, len, .. } => format!("{kind:?} {path} {pos}+{len}"),
+            DiskOp::Allocate { pos, len, .. } => format!("{kind:?} {path} {pos}+{len}"),
+            DiskOp::Resize { len, .. } => format!("{kind:?} {path} to {len}"),
+            _ => format!("{kind:?} {path}"),
+        }
+    }
+
     fn class_of(&self, path: &str) -> Option<FileClass> {
         self.tree.find(path).map(|(_, class)| class)
     }
@@ -395,6 +413,7 @@ impl SimDisk {
             self.flights.values().all(|flight| flight.id != id),
             "{id:?} is already in flight"
         );
+        self.check_names(op);
         let file = match op {
             DiskOp::Open { file, path, .. } => {
                 assert!(
@@ -415,6 +434,20 @@ impl SimDisk {
         self.check_access(op, handle);
         self.check_overlap(op, file, handle);
         Some(handle.inode)
+    }
+
+    /// Which of two changes of one name comes first is not defined.
+    fn check_names(&self, op: &DiskOp) {
+        for flight in self.flights.values() {
+            for name in names_of(op) {
+                for other in names_of(&flight.op) {
+                    let apart = name.is_empty() || other.is_empty() || name != other;
+                    assert!(apart, "{op:?} while {:?} is in flight", flight.op);
+                }
+            }
+            let inside = moves_from(op, &flight.op) || moves_from(&flight.op, op);
+            assert!(!inside, "{op:?} while {:?} is in flight", flight.op);
+        }
     }
 
     fn check_access(&self, op: &DiskOp, handle: &Handle) {
@@ -769,6 +802,30 @@ fn is_direct(class: FileClass) -> bool {
     match class {
         FileClass::Journal | FileClass::Checkpoint | FileClass::Segment | FileClass::Index => true,
         FileClass::Epochs | FileClass::Meta => false,
+    }
+}
+
+/// The names an operation makes, moves or removes; "" for none.
+fn names_of(op: &DiskOp) -> [&str; 2] {
+    match op {
+        DiskOp::Unlink { path } | DiskOp::MakeDir { path } | DiskOp::RemoveDir { path } => [path, ""],
+        DiskOp::Rename { from, to } => [from, to],
+        _ => ["", ""],
+    }
+}
+
+/// Whether one operation moves or removes a name at or above the segment that the other opens: the open may then find
+/// the old file, whose bytes are on their way out. Other classes are rebuilt when they are lost.
+fn moves_from(op: &DiskOp, open: &DiskOp) -> bool {
+    let (DiskOp::Rename { from: name, .. } | DiskOp::Unlink { path: name }) = op else {
+        return false;
+    };
+    match open {
+        DiskOp::Open { path, how, .. } if how.class == FileClass::Segment => {
+            let rest = path.strip_prefix(name.as_str());
+            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        }
+        _ => false,
     }
 }
 

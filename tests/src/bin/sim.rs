@@ -59,6 +59,14 @@ impl Args {
 
 fn main() {
     let args = Args::parse();
+    // RUST_LOG=error shows what the engine logs on the way, RUST_LOG=trace every operation on the disk.
+    tracing_subscriber::fmt()
+        .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
+        .without_time()
+        .with_ansi(false)
+        .with_target(false)
+        .with_writer(std::io::stderr)
+        .init();
     let plans = args.plans();
     let mut violations = 0u64;
     for plan in &plans {

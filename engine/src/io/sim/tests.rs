@@ -540,6 +540,15 @@ fn a_close_under_an_operation_is_our_bug() {
 }
 
 #[test]
+#[should_panic(expected = "is in flight")]
+fn two_changes_of_one_name_in_flight_are_our_bug() {
+    let mut disk = with_file(FileClass::Meta);
+    let (from, to) = (path("f"), path("g"));
+    disk.submit(OpId(1), DiskOp::Rename { from, to });
+    disk.submit(OpId(2), DiskOp::Unlink { path: path("f") });
+}
+
+#[test]
 #[should_panic(expected = "is not open")]
 fn an_operation_on_a_file_that_is_not_open_is_our_bug() {
     disk(1).submit(OpId(1), DiskOp::Sync { file: A });
