@@ -199,12 +199,6 @@ pub(super) fn run(
     }
     let mut ring = ring;
     if ring.max_incarnation() == 0 {
-        if let Some(found) = ring.unreadable() {
-            return Err(damaged(format!(
-                "{} holds no readable header or frame",
-                found.path
-            )));
-        }
         first_header(files, cfg, grain, &mut ring)?;
     }
     let capacity = cfg.journal_file_bytes - grain as u64;

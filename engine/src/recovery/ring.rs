@@ -22,8 +22,6 @@ pub(crate) struct Found {
     pub(crate) header: Option<FileHeader>,
     /// The header was damaged and is told from the frames behind it.
     pub(crate) rebuilt: Option<Rebuilt>,
-    /// The first block is neither a header nor unused, and no frame tells what the header was.
-    pub(crate) unreadable: bool,
 }
 
 /// What the frames of a file cannot tell of its header.
@@ -62,11 +60,6 @@ impl Ring {
     pub(crate) fn current(&self) -> impl Iterator<Item = (usize, FileHeader)> {
         self.headers()
             .filter(|(index, h)| self.starting_at(h.first_lsn) == Some(*index))
-    }
-
-    /// Whether a file holds something that nobody can read.
-    pub(crate) fn unreadable(&self) -> Option<&Found> {
-        self.files.iter().find(|found| found.unreadable)
     }
 
     /// Highest incarnation of any header.
@@ -211,9 +204,10 @@ fn open_file(
             )));
         }
         Err(_) if block.iter().all(|byte| *byte == 0) => None,
-        // A header is one sector, so no crash tears it: this is damage, and what frames say must not be lost with it.
+        // Damage, or a header that a crash tore: what frames behind it say must not be lost with it. Without a frame
+        // nothing was in the file.
         Err(error) => {
-            tracing::error!(%path, "damaged journal file header: {error}");
+            tracing::warn!(%path, "damaged journal file header: {error}");
             let told = rebuild(files, cfg, grain, &path, file)?;
             rebuilt = told.map(|(_, rebuilt)| rebuilt);
             told.map(|(header, _)| header)
@@ -228,13 +222,11 @@ fn open_file(
             )));
         }
     }
-    let unreadable = header.is_none() && block.iter().any(|byte| *byte != 0);
     Ok(Found {
         path,
         file,
         header,
         rebuilt,
-        unreadable,
     })
 }
 
