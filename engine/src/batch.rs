@@ -283,8 +283,9 @@ pub fn validate(bytes: &[u8]) -> Result<BatchHeader, BatchError> {
     if header.size < bytes.len() {
         return Err(BatchError::TrailingBytes(bytes.len() - header.size));
     }
-    check_producer_rules(&header)?;
+    // Before the rules: damaged bytes shall not be taken for a client's mistake, which it would not send again.
     check_crc(bytes, header.crc)?;
+    check_producer_rules(&header)?;
     if header.codec() == 0 {
         header.max_timestamp = records::walk(bytes, &header)?;
     }
