@@ -287,6 +287,12 @@ fn direct_io(dir: &Path, grain: usize) -> Finding {
                 median / 1000
             ),
         ),
+        // The journal has its space already: a full disk refuses new records and nothing else.
+        Err(error) if error.kind() == io::ErrorKind::StorageFull => Finding::warn(
+            NAME,
+            "not tried: the file system is full".to_owned(),
+            "free space; until then new records are refused".to_owned(),
+        ),
         Err(error) => Finding::fail(
             NAME,
             error.to_string(),
