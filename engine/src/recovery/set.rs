@@ -38,6 +38,12 @@ pub fn open_set(
     let found = read_set(&mut files)?;
     let node_id = template.node;
     let Some(old) = found else {
+        // The set is durable before its first journal is made: journals without a set are not a new directory, and
+        // a term counted from one again would let frames of earlier lives pass for newer ones.
+        if !list(&mut files, "journal")?.is_empty() {
+            let what = format!("{JOURNAL_SET} is missing although there are journals; put it back");
+            return Err(RecoverError::Damaged { shard: 0, what });
+        }
         let set = JournalSet {
             node_id,
             generation: 1,
