@@ -167,8 +167,11 @@ impl Store {
             Phase::Idle if self.checkpoint_due(now) => self.begin_checkpoint(),
             Phase::Idle | Phase::Syncing | Phase::Closing => {}
             Phase::Capturing { next } => self.capture(next),
-            Phase::Draining if self.checkpoint.pinned == 0 => self.sync_everything(out),
-            Phase::Draining => {}
+            Phase::Draining => {
+                if self.checkpoint.pinned == 0 && !self.clear_leftovers(out) {
+                    self.sync_everything(out);
+                }
+            }
             Phase::Writing => self.write_snapshot(out),
         }
     }

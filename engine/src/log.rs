@@ -80,6 +80,10 @@ pub struct Log {
     pub listing: Listing,
     /// Recovery let segments go whose files may still be there under their own names; a listing sets them aside.
     pub leftovers: bool,
+    /// Renames of its files (or its directory) to names set aside, in flight.
+    pub renaming: u32,
+    /// A name was set aside while the directory was being listed: it must be listed again.
+    pub relist: bool,
     /// Base of the oldest segment that may exist on disk.
     pub oldest: Offset,
     pub epochs: EpochTable,
@@ -133,6 +137,8 @@ impl Log {
             segments: VecDeque::from([Segment::empty(id, Offset(0))]),
             listing: Listing::Known,
             leftovers: false,
+            renaming: 0,
+            relist: false,
             oldest: Offset(0),
             epochs,
             epochs_dirty: false,
@@ -214,18 +220,20 @@ impl Log {
     }
 
     /// Recovery: lets segments go that lie wholly below the log start. Their files may have been set aside already.
-    pub fn forget_below_start(&mut self) {
+    fn forget_below_start(&mut self) {
         while self.segments.len() > 1 && self.segments[0].next <= self.log_start {
             self.segments.pop_front();
             self.oldest = self.segments[0].base;
-            self.forgot_files();
+            self.leftovers = true;
         }
     }
 
-    /// Files of segments that replay let go may still be there.
-    pub fn forgot_files(&mut self) {
-        self.leftovers = true;
+    /// Recovery is done: what the directory holds is not known. Where more than one segment is open, files of segments
+    /// that were cut or never used may lie between them.
+    pub fn recovered(&mut self) {
+        self.forget_below_start();
         self.listing = Listing::Unknown;
+        self.leftovers |= self.segments.len() > 1;
     }
 
     /// Whether everything that a checkpoint must find in files is there.
@@ -256,7 +264,10 @@ impl Log {
     #[must_use]
     pub fn is_busy_on_disk(&self) -> bool {
         let busy = |s: &Segment| s.file == FileState::Opening || s.readers > 0 || s.cutting || s.is_loading();
-        self.is_writing() || self.dir == DirState::Making || self.segments.iter().any(busy)
+        self.is_writing()
+            || self.renaming > 0
+            || self.dir == DirState::Making
+            || self.segments.iter().any(busy)
     }
 
     /// Whether its bytes may be written back: not while the place of a cut is looked for or its record is on its way,

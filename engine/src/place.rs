@@ -6,7 +6,7 @@
 use crate::error::{AppendError, FenceReason};
 use crate::io::{DiskError, DiskOp, Done, FileClass, FileId, OpenHow};
 use crate::limits::{BLOCK, MAX_SEGMENT_BYTES};
-use crate::log::{DirState, LogNo, LogState};
+use crate::log::{DirState, Listing, LogNo, LogState};
 use crate::meta::PartitionMeta;
 use crate::segment::{FileState, Segment, SegmentState};
 use crate::small::SmallKind;
@@ -24,8 +24,15 @@ const RETRY_MS: u64 = 100;
 /// What a segment needs next before it can take (or write back) its bytes.
 enum Need {
     Directory,
-    File { create: bool },
-    Room { from: Pos, to: Pos },
+    /// What the directory holds is not known, and a new segment must not meet an old file.
+    Listing,
+    File {
+        create: bool,
+    },
+    Room {
+        from: Pos,
+        to: Pos,
+    },
     Nothing,
 }
 
@@ -41,6 +48,7 @@ impl Store {
     pub(crate) fn advance_place(&mut self, now: Now, no: LogNo, base: Offset, out: &mut Outbox) {
         match self.place_need(no, base) {
             Need::Directory => self.make_directory(no, out),
+            Need::Listing => self.list_segments(no, out),
             Need::File { create } => self.open_segment(no, base, create, out),
             Need::Room { from, to } => self.allocate(now, no, base, from, to, out),
             Need::Nothing => {}
@@ -61,6 +69,13 @@ impl Store {
         match (log.dir, segment.file) {
             (DirState::Unknown, _) => Need::Directory,
             (DirState::Making, _) | (_, FileState::Opening) => Need::Nothing,
+            (DirState::Made, FileState::Closed)
+                if segment.written == Pos(0) && log.listing != Listing::Known =>
+            {
+                Need::Listing
+            }
+            // A file of the same name may be on its way out (F30).
+            (DirState::Made, FileState::Closed) if log.renaming > 0 => Need::Nothing,
             // A segment with bytes in its file must be there; one without may be new.
             (DirState::Made, FileState::Closed) => Need::File {
                 create: segment.written == Pos(0),
@@ -138,7 +153,7 @@ impl Store {
     }
 
     /// Advances every segment that is not sealed.
-    fn advance_open_segments(&mut self, now: Now, no: LogNo, out: &mut Outbox) {
+    pub(crate) fn advance_open_segments(&mut self, now: Now, no: LogNo, out: &mut Outbox) {
         let Some(log) = self.log(no) else { return };
         let bases: Vec<Offset> = log
             .segments
@@ -248,6 +263,7 @@ impl Store {
         match result {
             Ok(_) => {
                 segment.allocated = segment.allocated.max(to);
+                self.segment_written(no, base, out);
                 self.file_became_ready(now, no, base, out);
             }
             Err(error) => self.place_failed(now, no, error, out),

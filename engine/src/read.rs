@@ -8,7 +8,7 @@
 use std::collections::HashMap;
 
 use crate::batch::{self, HEADER_BYTES};
-use crate::error::ReadError;
+use crate::error::{FenceReason, ReadError};
 use crate::io::buf::{AppendBuf, BufSlice};
 use crate::io::{DirEntry, DiskError, DiskOp, Done};
 use crate::limits::BLOCK;
@@ -573,6 +573,17 @@ impl Store {
             return;
         }
         log.listing = Listing::Pending;
+        if log.renaming > 0 {
+            log.relist = true;
+        } else {
+            self.submit_listing(no, out);
+        }
+    }
+
+    /// Lists the directory now: no name in it is on its way out.
+    pub(crate) fn submit_listing(&mut self, no: LogNo, out: &mut Outbox) {
+        let Some(log) = self.log_mut(no) else { return };
+        log.relist = false;
         let path = log.dir();
         let op = self.ops.id(Pending::List { log: no });
         out.ops.push((op, DiskOp::List { path }));
@@ -580,11 +591,21 @@ impl Store {
 
     pub(crate) fn listed(&mut self, now: Now, no: LogNo, result: Result<Done, DiskError>, out: &mut Outbox) {
         let Some(log) = self.log_mut(no) else { return };
+        if log.relist {
+            if log.renaming == 0 {
+                self.submit_listing(no, out);
+            }
+            return;
+        }
         let names = match result {
             Ok(Done::Listed(names)) => names,
             Err(DiskError::NotFound) | Ok(_) => Vec::new(),
             Err(error) => {
                 log.listing = Listing::Unknown;
+                if log.leftovers {
+                    self.fence_partition(no, FenceReason::SegmentFailed, out);
+                }
+                self.place_failed(now, no, error, out);
                 for id in self.reads.of_log(no, |b| b == Blocked::Listing) {
                     let Some(job) = self.reads.remove(id) else {
                         continue;
@@ -602,8 +623,9 @@ impl Store {
             self.doom(format!("{dir}/{}", name.name), false, now.mono);
         }
         for name in leftovers {
-            self.set_aside(format!("{dir}/{name}"), false, None, out);
+            self.set_aside(no, format!("{dir}/{name}"), false, None, out);
         }
+        self.advance_open_segments(now, no, out);
         self.set_aside_below(now, no, out);
         for id in self.reads.of_log(no, |b| b == Blocked::Listing) {
             self.set_blocked(id, Blocked::Nothing);

@@ -329,7 +329,11 @@ impl Store {
     fn adopt(&mut self, log: Log) {
         self.write_back.dirty += log.counted_dirty();
         self.write_back.memory += log.memory();
+        let leftovers = log.leftovers;
         let no = self.add_log(log);
+        if leftovers {
+            self.removal.leftovers.push(no);
+        }
         self.queue_write_back(no);
     }
 

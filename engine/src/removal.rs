@@ -8,8 +8,9 @@
 use std::collections::VecDeque;
 
 use crate::checkpoint::Phase;
+use crate::error::FenceReason;
 use crate::io::{DiskError, DiskOp, Done, FileClass, FileId, OpenHow};
-use crate::log::LogNo;
+use crate::log::{Listing, LogNo};
 use crate::segment::FileState;
 use crate::store::{Outbox, Pending, Store, StoreEvent};
 use crate::types::{Now, Offset, PartitionId};
@@ -57,6 +58,10 @@ pub(crate) struct Removal {
     paused: Option<(FileId, u64)>,
     pause_until: u64,
     unique: u64,
+    /// Renames in flight; a checkpoint's sync waits for them.
+    pub(crate) renaming: usize,
+    /// Logs whose directories may hold files that recovery let go, until they were listed.
+    pub(crate) leftovers: Vec<LogNo>,
     /// Segments cut off by a truncation whose record is not durable yet.
     pub(crate) cut: Vec<(LogNo, Offset, FileState)>,
 }
@@ -79,6 +84,7 @@ impl Store {
     /// Renames a file or directory to a unique `-delete` name; `answer` names the drop that is done with it.
     pub(crate) fn set_aside(
         &mut self,
+        no: LogNo,
         path: String,
         is_dir: bool,
         answer: Option<(u64, PartitionId)>,
@@ -86,7 +92,13 @@ impl Store {
     ) {
         self.removal.unique += 1;
         let to = format!("{path}.{}.{}{DELETE_SUFFIX}", self.cfg.term, self.removal.unique);
+        self.removal.renaming += 1;
+        if let Some(log) = self.log_mut(no) {
+            log.renaming += 1;
+            log.relist |= log.listing == Listing::Pending;
+        }
         let op = self.ops.id(Pending::SetAside {
+            log: no,
             to: to.clone(),
             is_dir,
             answer,
@@ -95,15 +107,31 @@ impl Store {
     }
 
     /// A rename came to its end. A missing name was never made, or its rename survived an earlier life.
+    #[allow(clippy::too_many_arguments)]
     pub(crate) fn was_set_aside(
         &mut self,
         now: Now,
+        no: LogNo,
         path: String,
         is_dir: bool,
         answer: Option<(u64, PartitionId)>,
         result: Result<Done, DiskError>,
         out: &mut Outbox,
     ) {
+        self.removal.renaming -= 1;
+        if let Some(log) = self.log_mut(no) {
+            log.renaming -= 1;
+        }
+        match result {
+            Ok(_) | Err(DiskError::NotFound) => {}
+            // Under its old name it could be taken for a live segment once a later one lies above it.
+            Err(_) => self.fence_partition(no, FenceReason::SegmentFailed, out),
+        }
+        if self.log(no).is_some_and(|log| log.relist && log.renaming == 0) {
+            self.submit_listing(no, out);
+        }
+        self.advance_open_segments(now, no, out);
+        self.drop_may_go_on(now, no, out);
         if result.is_ok() {
             self.doom(path, is_dir, now.after_ms(self.cfg.delete_delay_ms));
         }
@@ -114,6 +142,23 @@ impl Store {
                 result: Ok(()),
             });
         }
+    }
+
+    /// Sets aside what recovery let go, before a checkpoint may forget the segments around it: between two live ones an
+    /// old file would later be taken for a live one. Whether any is still to be done.
+    pub(crate) fn clear_leftovers(&mut self, out: &mut Outbox) -> bool {
+        let mut left = std::mem::take(&mut self.removal.leftovers);
+        left.retain(|no| {
+            let pending = self
+                .log(*no)
+                .is_some_and(|log| log.leftovers && log.fenced.is_none() && !log.is_dropping());
+            if pending {
+                self.list_segments(*no, out);
+            }
+            pending
+        });
+        self.removal.leftovers = left;
+        !self.removal.leftovers.is_empty() || self.removal.renaming > 0
     }
 
     /// Queues a `-delete` name for removal.

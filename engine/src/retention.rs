@@ -57,15 +57,11 @@ impl Store {
         let expiry = self.cfg.producer_expiry_ms;
         let Some(log) = self.log_mut(no) else { return };
         log.producers.expire(now.wall_ms, expiry);
-        if log.leftovers && log.served && log.fenced.is_none() && log.listing == Listing::Unknown {
-            self.list_segments(no, out);
-            return;
-        }
         let limited = log.settings.retention_bytes.is_some() || log.settings.retention_ms.is_some();
         if !limited || !log.served || log.fenced.is_some() || log.state != LogState::Open {
             return;
         }
-        if log.listing != Listing::Known {
+        if log.listing != Listing::Known && log.oldest < log.segments[0].base {
             self.list_segments(no, out);
             return;
         }
@@ -193,7 +189,7 @@ impl Store {
             let Some(path) = self.log(no).map(|log| log.path(base, extension)) else {
                 return;
             };
-            self.set_aside(path, false, None, out);
+            self.set_aside(no, path, false, None, out);
         }
     }
 
@@ -254,6 +250,6 @@ impl Store {
                 self.close_file(file, out);
             }
         }
-        self.set_aside(dir, true, Some((token, partition)), out);
+        self.set_aside(no, dir, true, Some((token, partition)), out);
     }
 }

@@ -548,12 +548,14 @@ impl Segment {
         self.write_completed(end);
     }
 
-    /// Whether all its bytes are in the file and the file must be cut to its exact end.
+    /// Whether all its bytes are in the file and the file must be cut to its exact end. An allocation that ended after
+    /// the cut would make the file longer again.
     #[must_use]
     pub fn wants_cut(&self) -> bool {
         self.state == SegmentState::Sealing
             && self.durable == self.end()
             && self.written >= self.end()
+            && self.allocating.is_none()
             && !self.cutting
     }
 

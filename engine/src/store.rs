@@ -209,6 +209,7 @@ pub(crate) enum Pending {
     Read { read: u64, log: LogNo, segment: Offset },
     /// Renaming a file or directory to its `-delete` name.
     SetAside {
+        log: LogNo,
         to: String,
         is_dir: bool,
         answer: Option<(u64, PartitionId)>,
@@ -947,8 +948,13 @@ impl Store {
             Pending::List { log } => self.listed(now, log, result, out),
             Pending::IndexLoad { log, base } => self.index_step(now, log, base, result, out),
             Pending::Read { read, log, segment } => self.read_done(now, read, log, segment, result, out),
-            Pending::SetAside { to, is_dir, answer } => {
-                self.was_set_aside(now, to, is_dir, answer, result, out);
+            Pending::SetAside {
+                log,
+                to,
+                is_dir,
+                answer,
+            } => {
+                self.was_set_aside(now, log, to, is_dir, answer, result, out);
             }
             Pending::Remove => self.removal_step(now, result, out),
         }

@@ -189,7 +189,7 @@ impl Store {
     }
 
     /// Write-back of a segment moved on: seal it, write what follows its bytes, release a waiting checkpoint.
-    fn segment_written(&mut self, no: LogNo, base: Offset, out: &mut Outbox) {
+    pub(crate) fn segment_written(&mut self, no: LogNo, base: Offset, out: &mut Outbox) {
         self.write_epochs(no, out);
         self.write_index_blocks(no, base, out);
         let Some(segment) = self.log_mut(no).and_then(|log| log.segment_mut(base)) else {

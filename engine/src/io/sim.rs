@@ -504,6 +504,12 @@ impl SimDisk {
                 };
                 assert!(other != file, "{path} is closed under {:?}", flight.op);
             }
+            let resized =
+                |a: &DiskOp, b: &DiskOp| matches!((a, b), (DiskOp::Resize { .. }, DiskOp::Allocate { .. }));
+            assert!(
+                !resized(op, &flight.op) && !resized(&flight.op, op),
+                "{path} is resized and allocated at once"
+            );
             if let (Some(a), Some(b)) = (&range, written_range(&flight.op)) {
                 let apart = a.end <= b.start || b.end <= a.start;
                 assert!(apart, "two writes in flight overlap in {path}: {a:?} and {b:?}");

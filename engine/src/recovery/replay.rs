@@ -660,9 +660,7 @@ impl State {
                 prefix,
                 ..
             } => {
-                if !log.cut(*offset, *segment, *pos, prefix).is_empty() {
-                    log.forgot_files();
-                }
+                log.leftovers |= !log.cut(*offset, *segment, *pos, prefix).is_empty();
                 log.producers_stale |= log.producers.truncate(*offset);
             }
             Record::LogStart { offset, .. } => {
@@ -683,7 +681,7 @@ impl State {
             let end = log.log_end();
             log.epochs.drop_above(end);
             log.durable_end = end;
-            log.forget_below_start();
+            log.recovered();
             log.high_watermark = log.high_watermark.clamp(log.log_start, end);
             if doubted.contains(&log.id) {
                 log.fenced = Some(FenceReason::Damaged);
