@@ -72,7 +72,7 @@ impl StoreConfig {
             linger_ns: 0,
             checkpoint_bytes: 256 << 20,
             memory_bytes: 1 << 30,
-            dirty_bytes: 384 << 20,
+            dirty_bytes: 768 << 20,
             write_back_bytes: 512 << 10,
             write_back_depth: 32,
             mark_ns: 2_000_000,

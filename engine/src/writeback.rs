@@ -19,6 +19,8 @@ use crate::types::{Now, Offset, Pos};
 
 /// Largest single write-back.
 const PIECE: u64 = 1 << 20;
+/// Write-backs in flight while there is time.
+const CALM_DEPTH: usize = 2;
 /// Write-backs of one segment in flight at once.
 const PER_SEGMENT: usize = 4;
 
@@ -69,7 +71,8 @@ impl Store {
         if self.fenced.is_some() {
             return;
         }
-        while self.write_back.in_flight < self.cfg.write_back_depth {
+        let depth = self.write_back_depth();
+        while self.write_back.in_flight < depth {
             let Some(no) = self.write_back.queue.pop_front() else {
                 break;
             };
@@ -79,6 +82,17 @@ impl Store {
             self.write_back_log(now, no, out);
         }
         self.evict();
+    }
+
+    /// How many write-backs may be in flight: few while there is time, since acknowledgements share the device with
+    /// them; all that are allowed as memory or journal run out.
+    fn write_back_depth(&self) -> usize {
+        let most = self.cfg.write_back_depth;
+        let dirty = self.write_back.dirty as f64 / self.cfg.dirty_bytes.max(1) as f64;
+        let half = (self.commit.data_capacity() / 2).max(1) as f64;
+        let journal = 1.0 - self.commit.data_room() as f64 / half;
+        let urgency = dirty.max(journal).clamp(0.0, 1.0);
+        CALM_DEPTH.min(most) + (most.saturating_sub(CALM_DEPTH) as f64 * urgency) as usize
     }
 
     fn write_back_log(&mut self, now: Now, no: LogNo, out: &mut Outbox) {
