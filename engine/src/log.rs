@@ -236,6 +236,14 @@ impl Log {
         self.leftovers |= self.segments.len() > 1;
     }
 
+    /// Base of the oldest segment that is not sealed.
+    #[must_use]
+    pub fn first_unsealed(&self) -> Option<Offset> {
+        let unsealed = self.segments.iter().rev();
+        let unsealed = unsealed.take_while(|s| s.state() != SegmentState::Sealed);
+        unsealed.last().map(|s| s.base)
+    }
+
     /// Whether everything that a checkpoint must find in files is there.
     #[must_use]
     pub fn is_written(&self) -> bool {

@@ -81,7 +81,8 @@ impl Store {
                 create: segment.written == Pos(0),
             },
             (DirState::Made, FileState::Open(_)) => {
-                let waiting: u64 = log.waiting.front().map_or(0, |w| w.request.batch.len() as u64);
+                let next = log.waiting.front().filter(|_| base == log.active().base);
+                let waiting: u64 = next.map_or(0, |w| w.request.batch.len() as u64);
                 room_need(segment, waiting, log.place_step, log.settings.segment_bytes)
             }
         }
@@ -346,7 +347,7 @@ fn step_to(from: Pos, to: Pos, segment_bytes: u64) -> Pos {
 }
 
 fn room_need(segment: &Segment, waiting: u64, step: u64, segment_bytes: u64) -> Need {
-    if segment.allocating.is_some() || segment.state() == SegmentState::Sealed {
+    if segment.allocating.is_some() || segment.cutting || segment.state() == SegmentState::Sealed {
         return Need::Nothing;
     }
     let needed = segment.end().plus(waiting).ceil(B);

@@ -898,8 +898,9 @@ fn find_time(bytes: &[u8], log_start: Offset, timestamp: i64) -> Option<(Offset,
         .filter(|(h, _)| h.max_timestamp >= timestamp)
         .find_map(|(header, batch)| {
             if header.codec() != 0 || header.timestamp_type() == batch::TimestampType::LogAppendTime {
-                return (header.base_offset >= log_start)
-                    .then_some((header.base_offset, header.max_timestamp));
+                // All its records have this time; the log may start in its middle.
+                let first = header.base_offset.max(log_start);
+                return (first < header.next_offset()).then_some((first, header.max_timestamp));
             }
             batch::records(batch)
                 .ok()?

@@ -10,7 +10,7 @@ use crate::epochs::encode_checkpoint;
 use crate::error::FenceReason;
 use crate::io::{DiskError, DiskOp, Done, FileClass, FileId};
 use crate::limits::BLOCK;
-use crate::log::LogNo;
+use crate::log::{Log, LogNo};
 use crate::producers::encode_file;
 use crate::segment::{FileState, SegmentState};
 use crate::small::SmallKind;
@@ -219,6 +219,10 @@ impl Store {
 
     /// Gives a sealing segment's file its exact length.
     fn cut_file(&mut self, no: LogNo, base: Offset, file: FileId, out: &mut Outbox) {
+        // Segments seal in order: what is not sealed is always a suffix of the log.
+        if self.log(no).and_then(Log::first_unsealed) != Some(base) {
+            return;
+        }
         let Some(segment) = self.log_mut(no).and_then(|log| log.segment_mut(base)) else {
             return;
         };
@@ -249,6 +253,8 @@ impl Store {
         segment.set_state(SegmentState::Sealed);
         self.write_seal(no, base, out);
         self.checkpoint.sealed.push((no, base));
+        // The next one may have waited for this one.
+        self.queue_write_back(no);
         self.unpin(no);
         self.something_ended(now, no, out);
     }
