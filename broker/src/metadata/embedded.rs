@@ -3,9 +3,11 @@
 //! A commit is synced before it returns (redb's immediate durability), so what a transaction promised survives a
 //! kill and a power cut. Part of the shell in spirit: it does file I/O, on the control thread only.
 
+use std::fs::File;
 use std::path::Path;
 
 use redb::{Database, DatabaseError, ReadableDatabase, ReadableTable, TableDefinition, TableError};
+use rustix::fs::{FallocateFlags, fallocate};
 
 use super::{Commit, MetadataError, MetadataStore, Transaction, Version, Versioned};
 
@@ -22,6 +24,9 @@ pub struct Embedded {
     database: Database,
 }
 
+/// Least space kept allocated for the file.
+const RESERVE: u64 = 4 << 20;
+
 fn storage(error: impl std::fmt::Display) -> MetadataError {
     MetadataError::Storage(error.to_string())
 }
@@ -32,11 +37,28 @@ impl Embedded {
     /// # Errors
     /// When another process holds it, or it cannot be read or written.
     pub fn open(path: &Path) -> Result<Embedded, MetadataError> {
+        reserve(path);
         let database = Database::create(path).map_err(|error| match error {
             DatabaseError::DatabaseAlreadyOpen => MetadataError::InUse,
             other => storage(format!("{}: {other}", path.display())),
         })?;
+        reserve(path);
         Ok(Embedded { database })
+    }
+}
+
+/// Allocates the holes of the file and room for its growth, as far as there is space: a commit that meets a full disk
+/// would end all later ones of this process, and a full disk must still let a node start and topics go. The length
+/// stays as it is.
+fn reserve(path: &Path) {
+    let Ok(file) = File::options().write(true).open(path) else {
+        return;
+    };
+    let wanted = file
+        .metadata()
+        .map_or(RESERVE, |meta| RESERVE.max(2 * meta.len()));
+    if let Err(error) = fallocate(&file, FallocateFlags::KEEP_SIZE, 0, wanted) {
+        tracing::warn!(%error, bytes = wanted, "no space could be kept for the metadata file");
     }
 }
 

@@ -18,6 +18,8 @@ use crate::types::{Lsn, Now, ShardId, Term};
 
 /// Path of the set's file.
 pub const JOURNAL_SET: &str = "journal-set";
+/// A file as long as the set: the next one is written over it, so that a full disk does not keep a node from starting.
+const SPARE: &str = "journal-set.spare";
 const PIECE: usize = 1 << 20;
 
 /// Opens the journal set for a start with `shards` shards: raises the term durably, and makes a new generation when the
@@ -98,36 +100,47 @@ fn read_set(files: &mut Files<'_>) -> Result<Option<JournalSet>, RecoverError> {
 
 fn write_set(files: &mut Files<'_>, set: &JournalSet) -> Result<(), RecoverError> {
     let temporary = format!("{JOURNAL_SET}.tmp");
+    let rename = |from: &str, to: &str| DiskOp::Rename {
+        from: from.to_owned(),
+        to: to.to_owned(),
+    };
+    // Without a spare the file is made; that needs space.
+    let _spare = files.disk.run(vec![rename(SPARE, &temporary)])?;
+    write_whole(files, &temporary, &set.encode())?;
+    files.one(JOURNAL_SET, rename(&temporary, JOURNAL_SET))?;
+    files.one(".", DiskOp::SyncDir { path: ".".to_owned() })?;
+    match write_whole(files, SPARE, &set.encode()) {
+        Err(RecoverError::Disk {
+            error: DiskError::NoSpace,
+            ..
+        }) => Ok(()),
+        done => done,
+    }
+}
+
+/// Writes a small file over whatever is there, and syncs it; not atomic.
+fn write_whole(files: &mut Files<'_>, path: &str, bytes: &[u8]) -> Result<(), RecoverError> {
     let how = OpenHow {
         class: FileClass::Meta,
         create: true,
         write: true,
     };
-    let Some((file, _)) = files.open(&temporary, how)? else {
+    let Some((file, _)) = files.open(path, how)? else {
         return Ok(());
     };
-    let bytes = BufSlice::copy_of(&set.encode());
-    files.one(&temporary, DiskOp::Resize { file, len: 0 })?;
-    files.one(
-        &temporary,
-        DiskOp::Write {
-            file,
-            pos: 0,
-            bufs: vec![bytes],
-        },
-    )?;
-    files.one(&temporary, DiskOp::Sync { file })?;
-    files.one(&temporary, DiskOp::Close { file })?;
+    let write = DiskOp::Write {
+        file,
+        pos: 0,
+        bufs: vec![BufSlice::copy_of(bytes)],
+    };
+    let len = bytes.len() as u64;
+    let steps = [write, DiskOp::Resize { file, len }, DiskOp::Sync { file }];
+    let written = steps
+        .into_iter()
+        .try_for_each(|step| files.one(path, step).map(drop));
+    files.one(path, DiskOp::Close { file })?;
     files.ops.free_file(file);
-    files.one(
-        JOURNAL_SET,
-        DiskOp::Rename {
-            from: temporary,
-            to: JOURNAL_SET.to_owned(),
-        },
-    )?;
-    files.one(".", DiskOp::SyncDir { path: ".".to_owned() })?;
-    Ok(())
+    written
 }
 
 fn reshard(
