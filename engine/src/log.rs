@@ -1,7 +1,8 @@
 //! One partition's log in memory: offsets, segments, tables, and what waits for it.
 //!
 //! `log_start <= high_watermark <= log_end`, `durable_end <= log_end`, and on a leader without `durability=memory`
-//! `high_watermark <= durable_end`. The last segment is the active one and always exists, in memory at least.
+//! `high_watermark <= durable_end`. The last segment is the active one and always exists, in memory at least; segments
+//! seal in order: sealed ones, then sealing ones, then the active one.
 
 use std::collections::VecDeque;
 use std::ops::Range;

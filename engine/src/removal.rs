@@ -58,6 +58,8 @@ pub(crate) struct Removal {
     paused: Option<(FileId, u64)>,
     pause_until: u64,
     unique: u64,
+    /// Partitions whose drop was accepted and whose directory is not set aside yet.
+    pub(crate) dropping: usize,
     /// Renames in flight; a checkpoint's sync waits for them.
     pub(crate) renaming: usize,
     /// Logs whose directories may hold files that recovery let go, until they were listed.
@@ -158,7 +160,11 @@ impl Store {
             pending
         });
         self.removal.leftovers = left;
-        !self.removal.leftovers.is_empty() || self.removal.renaming > 0
+        // A cut or drop that the snapshot holds takes effect on the files first: the next start will not replay it.
+        !self.removal.leftovers.is_empty()
+            || self.removal.renaming > 0
+            || self.removal.dropping > 0
+            || !self.removal.cut.is_empty()
     }
 
     /// Queues a `-delete` name for removal.

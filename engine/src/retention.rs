@@ -250,6 +250,7 @@ impl Store {
                 self.close_file(file, out);
             }
         }
+        self.removal.dropping -= 1;
         self.set_aside(no, dir, true, Some((token, partition)), out);
     }
 }

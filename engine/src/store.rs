@@ -616,6 +616,7 @@ impl Store {
                 if let Some(log) = self.log_mut(no) {
                     log.drop_seq = seq;
                 }
+                self.removal.dropping += 1;
                 self.refuse_waiting(no, &AppendError::UnknownPartition(partition), out);
                 Ok(())
             }

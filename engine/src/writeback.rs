@@ -50,7 +50,12 @@ impl Store {
             return;
         }
         let pin = log.pin;
-        let worth = log.segments.iter().rev().any(|segment| match segment.state() {
+        let mut open = log
+            .segments
+            .iter()
+            .rev()
+            .take_while(|s| s.state() != SegmentState::Sealed);
+        let worth = open.any(|segment| match segment.state() {
             SegmentState::Active => {
                 let ready = segment.writable_end().0.saturating_sub(segment.submitted.0);
                 ready >= least
