@@ -36,7 +36,11 @@ pub enum Effect {
     /// A command of the owner is durable.
     Command { log: LogNo, token: u64 },
     /// The log may now drop what lies below its log start.
-    LogStart { log: LogNo, token: Option<u64> },
+    LogStart {
+        log: LogNo,
+        start: Offset,
+        token: Option<u64>,
+    },
     /// The cut may now be carried out on the files.
     Truncated { log: LogNo },
     /// The partition's files may now be set aside.

@@ -42,6 +42,8 @@ pub struct Load {
     step: Step,
     /// Bytes that the next read must bring at least.
     needed: u64,
+    /// The builder began with what the index file said.
+    from_file: bool,
 }
 
 impl Load {
@@ -71,6 +73,7 @@ impl Store {
             builder: IndexBuilder::new(key),
             step: Step::Open { file },
             needed: 0,
+            from_file: false,
         };
         self.set_index(no, base, IndexState::Loading(Box::new(load)));
         let how = OpenHow {
@@ -90,7 +93,8 @@ impl Store {
 
     /// Forgets an index that disagrees with good bytes; it is rebuilt by a walk from the segment's start.
     pub(crate) fn drop_index(&mut self, no: LogNo, base: Offset) {
-        if let Some(segment) = self.log_mut(no).and_then(|log| log.segment_mut(base)) {
+        let segment = self.log_mut(no).and_then(|log| log.segment_mut(base));
+        if let Some(segment) = segment.filter(|s| matches!(s.index, IndexState::Ready(_))) {
             segment.index = IndexState::Unloaded;
             segment.index_distrusted = true;
             segment.index_blocks = 0;
@@ -157,6 +161,7 @@ impl Store {
         segment.index_blocks = read.index.full_blocks();
         segment.index_sealed = read.seal.is_some() && read.index.end() == end;
         load.builder = IndexBuilder::resume(read.index);
+        load.from_file = true;
     }
 
     /// Walks on from the builder's end: over the file below the tail, then over memory.
@@ -325,9 +330,18 @@ impl Store {
             return;
         };
         let (end, next) = (segment.end(), segment.next);
-        let IndexState::Loading(load) = &segment.index else {
+        let IndexState::Loading(load) = &mut segment.index else {
             return;
         };
+        if std::mem::take(&mut load.from_file) {
+            // An index file from before a cut may reach anywhere: it is no evidence about the segment.
+            load.builder = IndexBuilder::new(load.builder.key());
+            load.needed = 0;
+            segment.index_blocks = 0;
+            segment.index_sealed = false;
+            self.walk_on(now, no, base, out);
+            return;
+        }
         let (at, first) = (load.builder.end(), load.builder.next_offset());
         tracing::error!(segment = base.0, at = at.0, "walking a segment stopped: {why}");
         let damage = Damage {

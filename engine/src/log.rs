@@ -75,6 +75,8 @@ pub struct Log {
     /// Whether the owner asked for it in this life; others are strays: kept, not served.
     pub served: bool,
     pub log_start: Offset,
+    /// Log start whose record is durable: only below it files may go, and only it is news for the owner.
+    pub durable_start: Offset,
     pub high_watermark: Offset,
     pub durable_end: Offset,
     pub segments: VecDeque<Segment>,
@@ -133,6 +135,7 @@ impl Log {
             settings,
             served: false,
             log_start: Offset(0),
+            durable_start: Offset(0),
             high_watermark: Offset(0),
             durable_end: Offset(0),
             segments: VecDeque::from([Segment::empty(id, Offset(0))]),
@@ -232,6 +235,7 @@ impl Log {
     /// Recovery is done: what the directory holds is not known. Where more than one segment is open, files of segments
     /// that were cut or never used may lie between them.
     pub fn recovered(&mut self) {
+        self.durable_start = self.log_start;
         self.forget_below_start();
         self.listing = Listing::Unknown;
         self.leftovers |= self.segments.len() > 1;
@@ -437,6 +441,7 @@ impl Log {
         }
         self.oldest = self.oldest.min(segment);
         self.log_start = self.log_start.min(offset);
+        self.durable_start = self.durable_start.min(offset);
         self.high_watermark = self.high_watermark.min(offset);
         self.durable_end = self.durable_end.min(offset);
         self.epochs.truncate_from_end(offset);

@@ -417,7 +417,8 @@ impl Store {
         let Some(log) = self.log(no) else { return false };
         let good = match check_bytes(log, segment, from, bytes) {
             Checked::Good(len) => len,
-            Checked::StaleIndex if !reindexed => {
+            // Bad bytes by an index from before a cut may be good ones: the walk decides.
+            Checked::StaleIndex | Checked::Bad(_) if !reindexed => {
                 self.drop_index(no, segment);
                 if let Some(job) = self.reads.jobs.get_mut(&id) {
                     job.reindexed = true;

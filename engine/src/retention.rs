@@ -136,13 +136,30 @@ impl Store {
             partition: log.id,
             offset: start,
         };
-        self.commit
-            .push(now, record, Body::None, Effect::LogStart { log: no, token });
+        self.commit.push(
+            now,
+            record,
+            Body::None,
+            Effect::LogStart {
+                log: no,
+                start,
+                token,
+            },
+        );
     }
 
-    pub(crate) fn log_start_durable(&mut self, now: Now, no: LogNo, token: Option<u64>, out: &mut Outbox) {
+    pub(crate) fn log_start_durable(
+        &mut self,
+        now: Now,
+        no: LogNo,
+        start: Offset,
+        token: Option<u64>,
+        out: &mut Outbox,
+    ) {
         let Some(log) = self.log_mut(no) else { return };
-        let (partition, start) = (log.id, log.log_start);
+        // A later raise may be under way, and a cut may have come between.
+        log.durable_start = log.durable_start.max(start.min(log.log_start));
+        let (partition, start) = (log.id, log.durable_start);
         out.events.push(StoreEvent::LogStart { partition, start });
         if let Some(token) = token {
             out.events.push(StoreEvent::Done {
@@ -158,7 +175,7 @@ impl Store {
     pub(crate) fn set_aside_below(&mut self, now: Now, no: LogNo, out: &mut Outbox) {
         loop {
             let Some(log) = self.log_mut(no) else { return };
-            let start = log.log_start;
+            let start = log.durable_start;
             let gone = log.segments.len() > 1
                 && log.segments.front().is_some_and(|s| {
                     s.next <= start

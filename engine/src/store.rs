@@ -993,7 +993,7 @@ impl Store {
                     });
                 }
             }
-            Effect::LogStart { log, token } => self.log_start_durable(now, log, token, out),
+            Effect::LogStart { log, start, token } => self.log_start_durable(now, log, start, token, out),
             Effect::Truncated { log } => self.truncate_durable(now, log, out),
             Effect::Dropped { log } => self.drop_durable(now, log, out),
             Effect::None => {}
