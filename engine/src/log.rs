@@ -225,6 +225,12 @@ impl Log {
 
     /// Recovery: lets segments go that lie wholly below the log start. Their files may have been set aside already.
     fn forget_below_start(&mut self) {
+        let active = self.active();
+        if active.next <= self.log_start && active.next > active.base {
+            // Retention rolled before it emptied the log; a roll without a batch after it is not in the journal.
+            let end = self.log_end();
+            self.push_segment(end);
+        }
         while self.segments.len() > 1 && self.segments[0].next <= self.log_start {
             self.segments.pop_front();
             self.oldest = self.segments[0].base;

@@ -116,6 +116,8 @@ struct Pending {
 /// What a reopened store shows of a partition.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Observed {
+    /// Log start at first; retention may raise it during the check.
+    pub first_start: u64,
     pub log_start: u64,
     pub log_end: u64,
     pub epoch: u32,
@@ -267,26 +269,22 @@ impl Partition {
             let end = self.state.end;
             return self.wrong(format!("log start {start} is beyond the log end {end}"));
         }
-        let kept = self.state.batches.iter().filter(|b| b.base >= start);
-        let kept: u64 = kept.map(|batch| batch.bytes.len() as u64).sum();
-        let by_size = |limit: u64| kept >= limit || self.state.truncated;
-        if self.settings.retention_bytes.is_some_and(by_size) {
-            return Ok(());
-        }
-        let Some(limit) = self.settings.retention_ms else {
-            return self.wrong(format!("log start {start} although only {from} was asked for"));
-        };
-        let gone = self
-            .state
-            .batches
-            .iter()
-            .filter(|b| b.base >= from && b.base < start);
-        for batch in gone {
+        let mut kept = 0;
+        for batch in self.state.batches.iter().rev().take_while(|b| b.base >= from) {
             let age = wall_ms.saturating_sub(batch.time);
-            if age < limit as i64 {
+            let too_old = self
+                .settings
+                .retention_ms
+                .is_some_and(|limit| age >= limit as i64);
+            let too_much = self.settings.retention_bytes.is_some_and(|limit| kept >= limit);
+            if batch.base < start && !too_old && !too_much && !self.state.truncated {
                 let base = batch.base;
-                return self.wrong(format!("retention took offset {base} at age {age} ms"));
+                return self.wrong(format!(
+                    "log start {start} ({from} was asked for): retention took offset {base} at age {age} ms with {kept} \
+                     bytes behind it"
+                ));
             }
+            kept += batch.bytes.len() as u64;
         }
         Ok(())
     }
@@ -312,7 +310,7 @@ impl Partition {
     }
 
     fn take_over(&mut self, state: State, seen: &Observed, wall_ms: i64) -> Result<(), Violation> {
-        let start = seen.log_start;
+        let start = seen.first_start;
         if start < self.start_known.min(state.end) {
             let known = self.start_known;
             return self.wrong(format!("log start {start} after reopening, {known} was known"));
@@ -323,7 +321,7 @@ impl Partition {
         self.cut.clear();
         self.check_retention(start, wall_ms)?;
         self.start_known = start;
-        self.start_asked = start;
+        self.start_asked = seen.log_start;
         self.durable = seen.log_end;
         Ok(())
     }
@@ -425,6 +423,7 @@ mod tests {
 
     fn observed(end: u64, epoch: u32, batches: &[(u64, u8)]) -> Observed {
         Observed {
+            first_start: 0,
             log_end: end,
             epoch,
             batches: batches

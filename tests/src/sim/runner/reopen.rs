@@ -82,6 +82,7 @@ impl Runner {
             return self.partitions[&id].wrong(format!("fenced after reopening: {:?}", view.fenced));
         }
         let mut seen = Observed {
+            first_start: view.log_start.0,
             log_start: view.log_start.0,
             log_end: view.log_end.0,
             epoch: view.epoch.0,
