@@ -29,7 +29,7 @@ use crate::epochs::EpochEntry;
 use crate::limits::MAX_SEGMENT_BYTES;
 use crate::types::{LeaderEpoch, Offset, PartitionId, Pos};
 
-pub use build::{IndexBuilder, WalkFault, WalkStop, walk};
+pub use build::{BatchBytes, IndexBuilder, WalkFault, WalkStop, walk};
 pub use file::{BLOCK_ENTRIES, IndexRead, decode, decode_seal};
 
 /// An interval closes once it holds this many bytes.

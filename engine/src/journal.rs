@@ -420,8 +420,44 @@ pub enum Body {
     None,
     /// Copied into the frame's head.
     Inline(Vec<BufSlice>),
-    /// Whole blocks taken from the tail without copying; the record begins `lead` bytes into the first block.
-    Blocks { slices: Vec<BufSlice>, lead: u32 },
+    /// Whole blocks taken from the tail without copying.
+    Blocks(Blocks),
+}
+
+/// Whole blocks that hold a record's bytes.
+#[derive(Debug, Clone)]
+pub struct Blocks {
+    /// The blocks, one after the other.
+    pub slices: Vec<BufSlice>,
+    /// Where in the first block the record begins.
+    pub lead: u32,
+    /// Bytes of the record.
+    pub len: u32,
+    /// Checksum of exactly the record's bytes, taken when they were accepted: they are not read again for the frame.
+    pub sum: crc32fast::Hasher,
+}
+
+impl Blocks {
+    fn bytes(&self) -> usize {
+        self.slices.iter().map(|slice| slice.len()).sum()
+    }
+
+    /// Adds all bytes of the blocks to `crc`.
+    fn add_to(&self, crc: &mut crc32fast::Hasher) {
+        let lead = self.lead as usize;
+        let record = lead..lead + self.len as usize;
+        let mut at = 0;
+        for slice in &self.slices {
+            let before = record.start.saturating_sub(at).min(slice.len());
+            crc.update(&slice[..before]);
+            if (at..at + slice.len()).contains(&record.start) {
+                crc.combine(&self.sum);
+            }
+            let after = record.end.saturating_sub(at).clamp(before, slice.len());
+            crc.update(&slice[after..]);
+            at += slice.len();
+        }
+    }
 }
 
 impl Body {
@@ -438,7 +474,7 @@ impl Body {
         match self {
             Body::None => 0,
             Body::Inline(_) => self.inline_bytes(),
-            Body::Blocks { slices, .. } => slices.iter().map(|s| s.len()).sum(),
+            Body::Blocks(blocks) => blocks.bytes(),
         }
     }
 }
@@ -493,7 +529,7 @@ pub fn frame_len(records: &[(Record, Body)], prev_dir: usize, grain: usize) -> u
     let blocks: usize = records
         .iter()
         .map(|(_, body)| {
-            if matches!(body, Body::Blocks { .. }) {
+            if matches!(body, Body::Blocks(_)) {
                 body.bytes()
             } else {
                 0
@@ -527,25 +563,28 @@ pub fn encode_frame(
     head.append_zeros(FRAME_HEADER_BYTES);
     head.append(&dir);
     head.append(&prev.bytes);
-    let mut blocks = Vec::new();
     for (_, body) in records.iter() {
-        match body {
-            Body::None => {}
-            Body::Inline(slices) => slices.iter().for_each(|slice| head.append(slice)),
-            Body::Blocks { slices, .. } => blocks.extend(slices.iter().cloned()),
+        if let Body::Inline(slices) = body {
+            slices.iter().for_each(|slice| head.append(slice));
         }
     }
     head.append_zeros(head_len - head.len());
+    let mut body_crc = crc32fast::Hasher::new();
+    body_crc.update(&head[dirs_end..]);
+    let mut blocks = Vec::new();
+    for (_, body) in records.iter() {
+        if let Body::Blocks(body) = body {
+            body.add_to(&mut body_crc);
+            blocks.extend(body.slices.iter().cloned());
+        }
+    }
     let padding = total - head_len - blocks.iter().map(|b| b.len()).sum::<usize>();
     if padding > 0 {
         let mut zeros = AppendBuf::with_capacity(padding);
         zeros.append_zeros(padding);
+        body_crc.update(&zeros);
         blocks.push(zeros.freeze());
     }
-
-    let mut body_crc = crc32fast::Hasher::new();
-    body_crc.update(&head[dirs_end..]);
-    blocks.iter().for_each(|block| body_crc.update(block));
     let header = FrameHeader {
         term: stamp.term,
         incarnation: stamp.incarnation,
@@ -587,7 +626,7 @@ fn place_bodies(records: &mut [(Record, Body)], dirs_end: usize) -> usize {
                 inline_at += body.inline_bytes();
                 at
             }
-            Body::Blocks { lead, .. } => {
+            Body::Blocks(Blocks { lead, .. }) => {
                 let at = blocks_at + *lead as usize;
                 blocks_at += body.bytes();
                 at

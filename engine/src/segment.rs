@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 
 use crate::batch::BatchHeader;
-use crate::index::{IndexBuilder, SegmentKey};
+use crate::index::{BatchBytes, IndexBuilder, SegmentKey};
 use crate::io::FileId;
 use crate::io::buf::{AppendBuf, BufSlice};
 use crate::limits::BLOCK;
@@ -438,11 +438,17 @@ impl Segment {
     }
 
     /// Adds an appended batch to the index, when it is complete so far; else a later walk finds the batch.
-    pub fn index_batch(&mut self, partition: PartitionId, header: &BatchHeader, pos: Pos, pieces: &[&[u8]]) {
+    pub fn index_batch(
+        &mut self,
+        partition: PartitionId,
+        header: &BatchHeader,
+        pos: Pos,
+        bytes: BatchBytes<'_>,
+    ) {
         if let IndexState::Ready(builder) = &mut self.index {
             debug_assert_eq!(builder.key().partition, partition);
             if builder.end() == pos && builder.next_offset() == header.base_offset {
-                builder.add_batch(header, pos, pieces);
+                builder.add_batch(header, pos, bytes);
             }
         }
     }

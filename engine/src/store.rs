@@ -11,9 +11,10 @@ use crate::commit::{Commit, CommitStats, Effect};
 use crate::config::StoreConfig;
 use crate::epochs::{EpochEnd, EpochTable};
 use crate::error::{AppendError, CommandError, FenceReason, ReadError};
+use crate::index::BatchBytes;
 use crate::io::buf::BufSlice;
 use crate::io::{Completion, DiskError, DiskOp, Done, FileId, OpId};
-use crate::journal::{Body, Record};
+use crate::journal::{Blocks, Body, Record};
 use crate::limits::BLOCK;
 use crate::log::{Log, LogNo, LogState};
 use crate::producers::{ProducerTable, Verdict as ProducerVerdict};
@@ -885,8 +886,10 @@ impl Store {
         if segment.first_append_ms == 0 {
             segment.first_append_ms = now.wall_ms.max(1);
         }
-        segment.index_batch(partition, &header, pos, &[&stamped.head, &stamped.rest]);
-        let body = journal_body(&segment.tail, pos, end);
+        // Read once, for the index and for the frame.
+        let sum = stamped.sum();
+        segment.index_batch(partition, &header, pos, BatchBytes::Summed(&sum));
+        let body = journal_body(&segment.tail, pos, end, sum);
         let segment_base = segment.base;
         log.producers.record(&header, base, now.wall_ms);
 
@@ -1130,6 +1133,16 @@ struct Stamped {
     rest: BufSlice,
 }
 
+impl Stamped {
+    /// Checksum of the whole batch as it is stored.
+    fn sum(&self) -> crc32fast::Hasher {
+        let mut sum = crc32fast::Hasher::new();
+        sum.update(&self.head);
+        sum.update(&self.rest);
+        sum
+    }
+}
+
 fn stamped(
     bytes: &BufSlice,
     header: &BatchHeader,
@@ -1160,7 +1173,7 @@ fn stamped(
 const BLOCK_BODY_BYTES: u64 = 32 << 10;
 
 /// The journal's view of the bytes `from..to` of a tail.
-fn journal_body(tail: &Tail, from: Pos, to: Pos) -> Body {
+fn journal_body(tail: &Tail, from: Pos, to: Pos, sum: crc32fast::Hasher) -> Body {
     if to.0 - from.0 < BLOCK_BODY_BYTES {
         return Body::Inline(tail.slices(from, to));
     }
@@ -1169,10 +1182,12 @@ fn journal_body(tail: &Tail, from: Pos, to: Pos) -> Body {
     let mut slices = tail.slices(first, whole);
     // The last block still grows: the frame gets a copy of it.
     slices.extend(tail.partial_block());
-    Body::Blocks {
+    Body::Blocks(Blocks {
         slices,
         lead: (from.0 - first.0) as u32,
-    }
+        len: (to.0 - from.0) as u32,
+        sum,
+    })
 }
 
 fn answer(token: u64, partition: PartitionId, result: Result<(), CommandError>, out: &mut Outbox) {

@@ -18,6 +18,15 @@ struct Open {
     crc: crc32fast::Hasher,
 }
 
+/// The bytes of a batch, for the interval's checksum.
+#[derive(Debug, Clone, Copy)]
+pub enum BatchBytes<'a> {
+    /// All of them.
+    All(&'a [u8]),
+    /// Their checksum, already taken.
+    Summed(&'a crc32fast::Hasher),
+}
+
 /// A [`SegmentIndex`] that grows, and the interval at its end that is still open.
 ///
 /// Invariant: `end` and `next` continue the closed intervals and the open one; there is an open interval exactly when
@@ -50,18 +59,19 @@ impl IndexBuilder {
         }
     }
 
-    /// Adds the batch at `pos`: `pieces`, one after the other, are exactly the batch, as stored. Returns how many intervals closed (the last
+    /// Adds the batch at `pos`: `bytes` are exactly the batch, as stored. Returns how many intervals closed (the last
     /// ones of [`IndexBuilder::index`]): none, one, or two when the epoch changed and the batch is large.
     ///
     /// # Panics
     /// When the batch does not continue the segment (position, offset, epoch) or does not fit it
     /// ([`SegmentKey::fits`]): the caller's log is then wrong already.
-    pub fn add_batch(&mut self, header: &BatchHeader, pos: Pos, pieces: &[&[u8]]) -> usize {
+    pub fn add_batch(&mut self, header: &BatchHeader, pos: Pos, bytes: BatchBytes<'_>) -> usize {
         let epoch = header
             .leader_epoch
             .expect("a batch is stamped before it is appended");
-        let len: usize = pieces.iter().map(|piece| piece.len()).sum();
-        assert_eq!(len, header.size, "bytes are not the header's batch");
+        if let BatchBytes::All(bytes) = bytes {
+            assert_eq!(bytes.len(), header.size, "bytes are not the header's batch");
+        }
         assert_eq!(
             (pos, header.base_offset),
             (self.end, self.next),
@@ -71,7 +81,7 @@ impl IndexBuilder {
             self.last_epoch().is_none_or(|last| epoch >= last),
             "the epoch falls"
         );
-        let end = pos.plus(len as u64);
+        let end = pos.plus(header.size as u64);
         assert!(
             self.index.key().fits(end, header.next_offset()),
             "the segment had to roll"
@@ -89,7 +99,10 @@ impl IndexBuilder {
             max_timestamp_base: header.base_offset,
             crc: self.index.key().hasher(pos),
         });
-        pieces.iter().for_each(|piece| open.crc.update(piece));
+        match bytes {
+            BatchBytes::All(bytes) => open.crc.update(bytes),
+            BatchBytes::Summed(sum) => open.crc.combine(sum),
+        }
         if header.max_timestamp > open.max_timestamp {
             open.max_timestamp = header.max_timestamp;
             open.max_timestamp_base = header.base_offset;
@@ -266,7 +279,7 @@ pub fn walk(builder: &mut IndexBuilder, bytes: &[u8], table: Option<&EpochTable>
         if let Err(error) = batch::check_crc(batch, header.crc) {
             return WalkStop::Fault(error.into());
         }
-        builder.add_batch(&header, builder.end(), &[batch]);
+        builder.add_batch(&header, builder.end(), BatchBytes::All(batch));
         rest = after;
     }
     WalkStop::End

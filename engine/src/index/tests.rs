@@ -68,7 +68,7 @@ fn build(specs: &[Spec]) -> (IndexBuilder, Vec<u8>) {
     let mut builder = IndexBuilder::new(key());
     for (header, pos) in headers {
         let at = pos.0 as usize;
-        builder.add_batch(&header, pos, &[&bytes[at..at + header.size]]);
+        builder.add_batch(&header, pos, BatchBytes::All(&bytes[at..at + header.size]));
     }
     (builder, bytes)
 }
@@ -113,7 +113,7 @@ fn intervals_are_whole_batches_of_one_epoch() {
     let mut closed = Vec::new();
     for (header, pos) in &headers {
         let at = pos.0 as usize;
-        closed.push(builder.add_batch(header, *pos, &[&bytes[at..at + header.size]]));
+        closed.push(builder.add_batch(header, *pos, BatchBytes::All(&bytes[at..at + header.size])));
     }
     assert_eq!(closed, [0, 1, 1, 0, 1, 2, 0]);
     let shape: Vec<(u64, u64, u32)> = builder

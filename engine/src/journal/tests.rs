@@ -40,15 +40,19 @@ fn append(index: u32, bytes: usize) -> (Record, Body) {
 fn blocks(index: u32, lead: u32, bytes: usize) -> (Record, Body) {
     let (record, _) = append(index, bytes);
     let mut buf = AppendBuf::with_capacity(lead as usize + bytes + BLOCK);
-    buf.append_zeros(lead as usize);
+    let mut sum = crc32fast::Hasher::new();
+    sum.update(&vec![index as u8; bytes]);
+    buf.append(&vec![3; lead as usize]);
     buf.append(&vec![index as u8; bytes]);
     buf.append_zeros(buf.len().next_multiple_of(BLOCK) - buf.len());
     (
         record,
-        Body::Blocks {
-            slices: vec![buf.freeze()],
+        Body::Blocks(Blocks {
+            slices: vec![buf.slice(0..BLOCK), buf.slice(BLOCK..buf.len())],
             lead,
-        },
+            len: bytes as u32,
+            sum,
+        }),
     )
 }
 
@@ -127,8 +131,8 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
     #[test]
-    fn one_flipped_bit_anywhere_is_seen(bit in 0usize..8192 * 8) {
-        let mut records = vec![append(1, 700), blocks(2, 8, 3000)];
+    fn one_flipped_bit_anywhere_is_seen(bit in 0usize..16384 * 8) {
+        let mut records = vec![append(1, 700), blocks(2, 8, 5000)];
         let (bufs, _) = encode_frame(stamp(), &mut records, &Directory::of(&[Record::Mark]), 4096);
         let mut bytes = join(&bufs);
         prop_assume!(bit < bytes.len() * 8);

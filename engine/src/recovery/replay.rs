@@ -12,6 +12,7 @@ use crate::commit::{Resume, RingFile, RingState};
 use crate::config::StoreConfig;
 use crate::epochs::EpochTable;
 use crate::error::FenceReason;
+use crate::index::BatchBytes;
 use crate::io::buf::BufSlice;
 use crate::io::{DiskOp, Done};
 use crate::journal::{Directory, FRAME_HEADER_BYTES, FileHeader, Frame, FrameHeader, Record};
@@ -744,7 +745,7 @@ fn take_in(log: &mut Log, bytes: &[u8], next: Offset, now_ms: i64) {
     segment.tail.append(bytes);
     segment.durable = segment.end();
     segment.next = next;
-    segment.index_batch(id, &header, pos, &[bytes]);
+    segment.index_batch(id, &header, pos, BatchBytes::All(bytes));
     if segment.first_append_ms == 0 {
         segment.first_append_ms = now_ms.max(1);
     }
