@@ -61,6 +61,8 @@ struct Job {
     searched: Offset,
     /// The index was dropped once because it disagreed with good batches.
     reindexed: bool,
+    /// For a cut: bytes of the first block read before the range looked at.
+    lead: Vec<u8>,
 }
 
 /// Place of a batch, for a cut.
@@ -185,6 +187,7 @@ impl Store {
             blocked: Blocked::Nothing,
             searched: Offset(0),
             reindexed: false,
+            lead: Vec::new(),
         };
         match refused {
             Some(error) => self.answer(now, &job, Answer::Refused(error), out),
@@ -355,6 +358,10 @@ impl Store {
                 return;
             }
         };
+        if matches!(job.want, Want::Cut { .. }) {
+            let lead = (from.0 - from.floor(B).0) as usize;
+            job.lead = bytes.get(..lead).unwrap_or_default().to_vec();
+        }
         self.stats.disk_reads += 1;
         self.stats.read_bytes += bytes.len() as u64;
         let Some(bytes) = self.complete_range(no, segment, from, to, &bytes) else {
@@ -440,7 +447,7 @@ impl Store {
         let bytes = bytes.slice(0..good);
         let answer = match &job.want {
             Want::Bytes(request) => disk_bytes(log, request, &bytes),
-            Want::Cut { to } => cut_place(log, segment, from, *to, &bytes),
+            Want::Cut { to } => cut_place(log, segment, from, *to, &bytes, &job.lead),
             Want::Time { timestamp, limit, .. } => match find_time(&bytes, log.log_start, *timestamp) {
                 Some((offset, time)) => Answer::Time((offset < *limit).then_some((offset, time))),
                 None => {
@@ -868,7 +875,8 @@ fn disk_bytes(log: &Log, request: &ReadRequest, bytes: &BufSlice) -> Answer {
     Answer::Bytes(ReadBytes { batches, next })
 }
 
-fn cut_place(log: &Log, segment: Offset, from: Pos, to: Offset, bytes: &BufSlice) -> Answer {
+/// Where a cut at `to` falls in `bytes`, which begin at `from`; `lead` are the bytes of that block before `from`.
+fn cut_place(log: &Log, segment: Offset, from: Pos, to: Offset, bytes: &BufSlice, lead: &[u8]) -> Answer {
     let Some((pos, header)) = crate::truncate::find_batch(bytes, from, to) else {
         return Answer::Refused(ReadError::OutOfRange {
             log_start: log.log_start,
@@ -881,8 +889,11 @@ fn cut_place(log: &Log, segment: Offset, from: Pos, to: Offset, bytes: &BufSlice
         copy_range(tail, floor, pos).to_vec()
     } else {
         let skip = (pos.0 - from.0) as usize;
-        let back = ((pos.0 - floor.0) as usize).min(skip);
-        bytes[skip - back..skip].to_vec()
+        match floor.0.checked_sub(from.0) {
+            Some(begin) => bytes[begin as usize..skip].to_vec(),
+            // The cut block begins before the range.
+            None => [lead, &bytes[..skip]].concat(),
+        }
     };
     Answer::Cut(Place {
         base: header.base_offset,

@@ -118,6 +118,8 @@ struct Pending {
 pub(super) struct Observed {
     /// Log start at first; retention may raise it during the check.
     pub first_start: u64,
+    /// Log start that was known before the restart.
+    pub known_start: u64,
     pub log_start: u64,
     pub log_end: u64,
     pub epoch: u32,
@@ -311,8 +313,8 @@ impl Partition {
 
     fn take_over(&mut self, state: State, seen: &Observed, wall_ms: i64) -> Result<(), Violation> {
         let start = seen.first_start;
-        if start < self.start_known.min(state.end) {
-            let known = self.start_known;
+        let known = seen.known_start;
+        if start < known.min(state.end) {
             return self.wrong(format!("log start {start} after reopening, {known} was known"));
         }
         self.certain = state.clone();
@@ -320,7 +322,7 @@ impl Partition {
         self.pending.clear();
         self.cut.clear();
         self.check_retention(start, wall_ms)?;
-        self.start_known = start;
+        self.start_known = self.start_known.min(seen.log_start).max(start);
         self.start_asked = seen.log_start;
         self.durable = seen.log_end;
         Ok(())

@@ -83,6 +83,7 @@ impl Runner {
         }
         let mut seen = Observed {
             first_start: view.log_start.0,
+            known_start: self.partitions[&id].start_known,
             log_start: view.log_start.0,
             log_end: view.log_end.0,
             epoch: view.epoch.0,
@@ -167,7 +168,7 @@ impl Runner {
                 .is_some_and(|p| !p.is_dropping() && !p.fence_seen)
             {
                 let before = self.summary.appended;
-                self.append(id)?;
+                self.append_values(id, &[vec![7; 300]], -1)?;
                 self.drain()?;
                 if self.summary.appended == before {
                     return self.partitions[&id].wrong("no append is taken on a healthy disk".to_owned());
