@@ -4,9 +4,10 @@ use ringfence_engine::io::buf::{AppendBuf, BufSlice};
 
 use crate::native::{FrameError, HEADER, Header};
 
-/// Memory taken for a frame at first; it grows by [`GROWTH`] as bytes come, so a false length costs nothing.
+/// Memory taken for a frame at first; it grows by at most [`GROWTH`] as bytes come, so a false length costs little, and
+/// a frame of a few MiB is moved once.
 const FIRST_BYTES: usize = 256 << 10;
-const GROWTH: usize = 4;
+const GROWTH: usize = 16;
 
 /// One frame, or the beginning of one, and bytes that must wait.
 #[derive(Debug, Default)]
