@@ -29,7 +29,10 @@ pub(super) fn findings(data_dir: &Path, needs: Needs) -> Vec<Finding> {
         anywhere
     };
     match Reactor::new(&RingConfig::new(dir)) {
-        Ok(reactor) => findings.extend(ring(reactor)),
+        Ok(reactor) => {
+            findings.extend(ring(reactor));
+            findings.push(memlock_finding(memlock));
+        }
         Err(error) => findings.push(no_ring(&error, memlock)),
     }
     findings.push(descriptors(limit(libc::RLIMIT_NOFILE), needs.descriptors));
@@ -89,6 +92,16 @@ fn no_ring(error: &RingError, memlock: u64) -> Finding {
         _ => format!("use Linux {}.{} or newer", KERNEL.0, KERNEL.1),
     };
     Finding::fail("io_uring", found, fix)
+}
+
+/// One ring fits, as just seen; more of them, or larger buffers, may not.
+fn memlock_finding(memlock: u64) -> Finding {
+    let found = format!("RLIMIT_MEMLOCK {}", bytes_or_unlimited(memlock));
+    if memlock >= MEMLOCK {
+        return Finding::ok("memlock", found);
+    }
+    let fix = format!("raise it to {MEMLOCK} bytes per shard or more (systemd: LimitMEMLOCK=infinity)");
+    Finding::warn("memlock", found, fix)
 }
 
 fn bytes_or_unlimited(limit: u64) -> String {
