@@ -31,7 +31,7 @@ impl Host {
         Host {
             kernel: line("/proc/sys/kernel/osrelease"),
             cpu: cpu_model(),
-            cpus: std::thread::available_parallelism().map_or(0, usize::from),
+            cpus: cpus(),
             file_system: mount
                 .as_ref()
                 .map_or_else(unknown, |m| format!("{} ({})", m.kind, m.options)),
@@ -95,6 +95,13 @@ fn device(mount: &Mount) -> String {
         .and_then(|(_, rest)| rest.split_once(']'))
         .map_or("?", |(name, _)| name);
     format!("{} (scheduler {scheduler}, {})", mount.source, cache.trim())
+}
+
+/// Logical processors, whatever this thread is pinned to.
+#[must_use]
+pub fn cpus() -> usize {
+    let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    info.lines().filter(|line| line.starts_with("processor")).count()
 }
 
 fn cpu_model() -> String {

@@ -10,6 +10,7 @@ use ringfence_tests::native::Native;
 use ringfence_tests::process::{Broker, Setup};
 use tempfile::TempDir;
 
+use crate::host::cpus;
 use crate::load::generator::{self, Load, Sent};
 
 /// Result of a benchmark's step; its error is printed and ends the run.
@@ -66,6 +67,12 @@ pub fn program() -> Outcome<PathBuf> {
     .into())
 }
 
+/// Lets the calling thread, and processes it starts, run on every core again.
+fn unpin() -> Outcome<()> {
+    let all: Vec<usize> = (0..cpus()).collect();
+    affinity::set_thread_affinity(all).map_err(|error| format!("unpinning: {error}").into())
+}
+
 /// Keeps the calling thread on `core`.
 ///
 /// # Errors
@@ -80,6 +87,7 @@ impl Subject {
     /// # Errors
     /// When it does not start.
     pub fn start(parent: &Path, settings: &[(&str, &str)]) -> Outcome<Subject> {
+        unpin()?;
         let dir = tempfile::Builder::new()
             .prefix("ringfence-bench-")
             .tempdir_in(parent)?;
@@ -173,6 +181,7 @@ impl Subject {
     pub fn restart_cold(&mut self) -> Outcome<(Duration, bool)> {
         self.broker.kill();
         let cold = drop_caches();
+        unpin()?;
         let start = Instant::now();
         let mut broker = self.broker.setup.spawn()?;
         broker.wait_ready();
