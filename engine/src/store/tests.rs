@@ -1,14 +1,28 @@
-//! The store on the simulated disk: the plain paths. Faults and crashes at every boundary live in the tests crate.
+//! The store on the simulated disk, rule by rule of STORAGE.md. Random workloads with crashes at every boundary live in
+//! the tests crate.
+
+mod damage;
+mod faults;
+mod lifecycle;
+mod plain;
+mod reading;
+mod truncation;
 
 use super::*;
 use crate::batch::{BatchBuilder, NewRecord};
 use crate::io::sim::{Crash, SimConfig, SimDisk};
-use crate::types::{ShardId, TopicId};
+use crate::recovery::{RecoverError, RecoveryReport};
+use crate::types::{ShardId, Term, TopicId};
 
 const P: PartitionId = PartitionId {
     topic: TopicId([5; 16]),
     index: 3,
 };
+const Q: PartitionId = PartitionId {
+    topic: TopicId([6; 16]),
+    index: 0,
+};
+const START_MS: i64 = 1_000_000;
 
 fn config() -> StoreConfig {
     StoreConfig {
@@ -19,53 +33,85 @@ fn config() -> StoreConfig {
         memory_bytes: 4 << 20,
         dirty_bytes: 2 << 20,
         write_back_bytes: 64 << 10,
+        delete_delay_ms: 1_000,
+        retention_check_ms: 100,
         ..StoreConfig::new(1, ShardId(0))
     }
 }
 
+fn settings() -> LogSettings {
+    LogSettings {
+        segment_bytes: 300 << 10,
+        ..LogSettings::default()
+    }
+}
+
+/// A store and its disk. Tests are its event loop.
 struct Rig {
     disk: SimDisk,
     store: Store,
+    report: RecoveryReport,
     events: Vec<StoreEvent>,
+    cfg: StoreConfig,
+    settings: LogSettings,
 }
 
 impl Rig {
-    fn start(mut disk: SimDisk, term: u64) -> Rig {
+    fn new() -> Rig {
+        Rig::start(SimDisk::new(1, SimConfig::default()), 1)
+    }
+
+    fn start(disk: SimDisk, term: u64) -> Rig {
+        Rig::with(disk, term, config(), settings()).expect("recovery")
+    }
+
+    /// Starts a store and makes `P` and `Q` known to it, in a new epoch.
+    fn with(
+        mut disk: SimDisk,
+        term: u64,
+        cfg: StoreConfig,
+        settings: LogSettings,
+    ) -> Result<Rig, RecoverError> {
         let cfg = StoreConfig {
-            term: crate::types::Term(term),
-            ..config()
+            term: Term(term),
+            ..cfg
         };
-        let now = Now {
-            mono: disk.now(),
-            wall_ms: 1_000_000,
-        };
-        let (store, _) = Store::recover(&mut disk, cfg, now).expect("recovery");
+        let now = now_of(&disk);
+        let (store, report) = Store::recover(&mut disk, cfg.clone(), now)?;
         let mut rig = Rig {
             disk,
             store,
+            report,
             events: Vec::new(),
+            cfg,
+            settings,
         };
-        rig.store.create(
-            P,
-            "topic",
-            LogSettings {
-                segment_bytes: 300 << 10,
-                ..LogSettings::default()
-            },
-        );
-        let mut out = Outbox::default();
-        rig.store
-            .begin_epoch(rig.now(), 1, P, LeaderEpoch(term as u32), &mut out);
-        rig.take(out);
+        for id in [P, Q] {
+            rig.store.create(id, "topic", rig.settings.clone());
+            rig.call(|store, now, out| store.begin_epoch(now, 1, id, LeaderEpoch(term as u32), out));
+        }
         rig.settle();
-        rig
+        Ok(rig)
+    }
+
+    /// Ends the process and starts the next one.
+    fn restart(self, crash: Crash) -> Rig {
+        self.try_restart(crash, |_| ()).expect("recovery")
+    }
+
+    /// The same, with the disk touched in between.
+    fn try_restart(self, crash: Crash, touch: impl FnOnce(&mut SimDisk)) -> Result<Rig, RecoverError> {
+        let Rig {
+            disk, cfg, settings, ..
+        } = self;
+        let term = cfg.term.0 + 1;
+        let mut disk = disk.crash(crash, term);
+        touch(&mut disk);
+        Rig::with(disk, term, cfg, settings)
     }
 
     fn now(&self) -> Now {
-        Now {
-            mono: self.disk.now(),
-            wall_ms: 1_000_000 + (self.disk.now() / 1_000_000) as i64,
-        }
+        now_of(&self.disk)
     }
 
     fn take(&mut self, out: Outbox) {
@@ -75,30 +121,63 @@ impl Rig {
         self.events.extend(out.events);
     }
 
-    fn turn(&mut self) -> bool {
+    /// Runs one command and hands its operations to the disk.
+    fn call(&mut self, command: impl FnOnce(&mut Store, Now, &mut Outbox)) {
         let mut out = Outbox::default();
-        self.store.turn_end(self.now(), &mut out);
+        let now = self.now();
+        command(&mut self.store, now, &mut out);
         self.take(out);
+    }
+
+    fn turn(&mut self) -> bool {
+        self.call(|store, now, out| store.turn_end(now, out));
         let limit = self.disk.now() + 10_000_000;
         let Some(completion) = self.disk.step(limit) else {
             return false;
         };
-        let mut out = Outbox::default();
-        self.store.handle(self.now(), completion, &mut out);
-        self.take(out);
+        self.call(|store, now, out| store.handle(now, completion, out));
         true
     }
 
+    /// Runs until nothing is in flight and nothing waits to be issued.
     fn settle(&mut self) {
         for _ in 0..100_000 {
-            let mut out = Outbox::default();
-            self.store.tick(self.now(), &mut out);
-            self.take(out);
-            if !self.turn() && self.disk.in_flight() == 0 && self.store.commit.is_idle() {
+            self.call(|store, now, out| store.tick(now, out));
+            if !self.turn()
+                && self.disk.in_flight() == 0
+                && self.store.commit.is_idle()
+                && self.store.commit.next_wake().is_none()
+            {
                 return;
             }
         }
         panic!("the store does not settle");
+    }
+
+    /// Lets time pass, with the ticks that fall into it.
+    fn pass(&mut self, ms: u64) {
+        let end = self.disk.now() + ms * 1_000_000;
+        while self.disk.now() < end {
+            let next = (self.disk.now() + 50_000_000).min(end);
+            self.disk.pass_time(next);
+            self.settle();
+        }
+    }
+
+    fn checkpoint(&mut self) {
+        let before = self.store.stats().checkpoints;
+        self.store.request_checkpoint();
+        for _ in 0..10_000 {
+            if self.store.stats().checkpoints > before {
+                return self.settle();
+            }
+            self.turn();
+        }
+        panic!("the checkpoint does not end");
+    }
+
+    fn view(&self, partition: PartitionId) -> PartitionView {
+        self.store.view(partition).expect("known")
     }
 
     fn append(&mut self, value: &[u8]) {
@@ -106,148 +185,137 @@ impl Rig {
     }
 
     fn append_to(&mut self, partition: PartitionId, value: &[u8]) {
-        let mut builder = BatchBuilder::new();
-        builder
-            .push(NewRecord {
-                value: Some(value),
-                timestamp: 5,
-                ..NewRecord::default()
-            })
-            .expect("it fits");
-        let batch = BufSlice::copy_of(&builder.finish().expect("a record"));
-        let epoch = self.store.view(partition).expect("known").epoch;
-        let mut out = Outbox::default();
-        self.store.append(
-            self.now(),
-            AppendRequest {
-                token: 9,
-                partition,
-                epoch,
-                batch,
-            },
-            &mut out,
-        );
-        self.take(out);
+        self.append_batch(partition, &batch_of(value, 5, None));
+    }
+
+    fn append_batch(&mut self, partition: PartitionId, batch: &[u8]) {
+        let request = AppendRequest {
+            token: 9,
+            partition,
+            epoch: self.view(partition).epoch,
+            batch: BufSlice::copy_of(batch),
+        };
+        self.call(|store, now, out| store.append(now, request, out));
+    }
+
+    /// Appends and waits until everything in flight has ended.
+    fn append_durably(&mut self, value: &[u8]) {
+        self.append(value);
+        self.settle();
+    }
+
+    /// Takes the first event that `pick` wants, running until it comes.
+    fn wait<T>(&mut self, pick: impl Fn(&StoreEvent) -> Option<T>) -> T {
+        for _ in 0..10_000 {
+            if let Some(at) = self.events.iter().position(|e| pick(e).is_some()) {
+                let event = self.events.remove(at);
+                return pick(&event).expect("it was picked");
+            }
+            self.turn();
+        }
+        panic!("the event never comes");
+    }
+
+    fn appended(&mut self) -> Result<Appended, AppendError> {
+        self.wait(|event| match event {
+            StoreEvent::Appended { result, .. } => Some(result.clone()),
+            _ => None,
+        })
+    }
+
+    fn done(&mut self, asked: u64) -> Result<(), CommandError> {
+        self.wait(|event| match event {
+            StoreEvent::Done { token, result, .. } if *token == asked => Some(result.clone()),
+            _ => None,
+        })
+    }
+
+    fn read(&mut self, partition: PartitionId, offset: Offset) -> Result<ReadBytes, ReadError> {
+        let request = ReadRequest {
+            token: 7,
+            partition,
+            offset,
+            limit: self.view(partition).log_end,
+            max_bytes: 100_000,
+        };
+        self.call(|store, now, out| store.read(now, request, out));
+        self.wait(|event| match event {
+            StoreEvent::Read { result, .. } => Some(result.clone()),
+            _ => None,
+        })
+    }
+
+    /// Reads the whole log: values by offset, and the offsets of damaged ranges.
+    fn survey(&mut self, partition: PartitionId) -> (Vec<(u64, Vec<u8>)>, Vec<u64>) {
+        let PartitionView {
+            log_start, log_end, ..
+        } = self.view(partition);
+        let (mut offset, mut values, mut damaged) = (log_start, Vec::new(), Vec::new());
+        while offset < log_end {
+            match self.read(partition, offset) {
+                Ok(bytes) => {
+                    assert!(bytes.next > offset, "a read below the end brings something");
+                    let run: Vec<u8> = bytes.batches.iter().flat_map(|b| b.iter().copied()).collect();
+                    for item in batch::batches(&run) {
+                        let (_, bytes) = item.expect("whole batches");
+                        assert!(batch::verify_crc(bytes));
+                        for record in batch::records(bytes).expect("uncompressed") {
+                            let record = record.expect("good");
+                            values.push((record.offset.0, record.value.expect("a value").to_vec()));
+                        }
+                    }
+                    offset = bytes.next;
+                }
+                Err(ReadError::Damaged { from, to }) => {
+                    assert!(from <= offset && offset < to);
+                    damaged.extend(offset.0..to.0.min(log_end.0));
+                    offset = to;
+                }
+                Err(other) => panic!("reading {partition} at {offset}: {other}"),
+            }
+        }
+        (values, damaged)
     }
 
     fn read_all(&mut self) -> Vec<Vec<u8>> {
-        let mut offset = self.store.view(P).expect("known").log_start;
-        let end = self.store.view(P).expect("known").log_end;
-        let mut values = Vec::new();
-        while offset < end {
-            self.events.clear();
-            let mut out = Outbox::default();
-            let request = ReadRequest {
-                token: 7,
-                partition: P,
-                offset,
-                limit: end,
-                max_bytes: 100_000,
-            };
-            self.store.read(self.now(), request, &mut out);
-            self.take(out);
-            let bytes = loop {
-                let found = self.events.iter().find_map(|e| match e {
-                    StoreEvent::Read { result, .. } => Some(result.clone()),
-                    _ => None,
-                });
-                match found {
-                    Some(result) => break result.expect("readable"),
-                    None => assert!(self.turn() || self.disk.in_flight() > 0, "the read hangs"),
-                }
-            };
-            let run: Vec<u8> = bytes.batches.iter().flat_map(|b| b.iter().copied()).collect();
-            for item in batch::batches(&run) {
-                let (header, bytes) = item.expect("whole batches");
-                assert!(batch::verify_crc(bytes));
-                assert_eq!(header.base_offset.0, values.len() as u64);
-                for record in batch::records(bytes).expect("uncompressed") {
-                    values.push(record.expect("good").value.expect("a value").to_vec());
-                }
-            }
-            assert!(bytes.next > offset);
-            offset = bytes.next;
-        }
-        values
+        let (values, damaged) = self.survey(P);
+        assert_eq!(damaged, [0u64; 0]);
+        let start = self.view(P).log_start.0;
+        let offsets = values.iter().map(|(offset, _)| *offset);
+        assert!(
+            offsets.eq(start..start + values.len() as u64),
+            "offsets are unbroken"
+        );
+        values.into_iter().map(|(_, value)| value).collect()
     }
+}
+
+fn now_of(disk: &SimDisk) -> Now {
+    Now {
+        mono: disk.now(),
+        wall_ms: START_MS + (disk.now() / 1_000_000) as i64,
+    }
+}
+
+/// A batch of one record; with a producer id and sequence for retries.
+fn batch_of(value: &[u8], timestamp: i64, producer: Option<(i64, i32)>) -> Vec<u8> {
+    let mut builder = BatchBuilder::new();
+    if let Some((id, sequence)) = producer {
+        builder.producer(id, 0, sequence);
+    }
+    let record = NewRecord {
+        value: Some(value),
+        timestamp,
+        ..NewRecord::default()
+    };
+    builder.push(record).expect("it fits");
+    builder.finish().expect("a record")
 }
 
 fn value(i: usize) -> Vec<u8> {
     vec![i as u8; 1 + (i * 7919) % 60_000]
 }
 
-#[test]
-fn what_was_acknowledged_is_read_back_across_restarts() {
-    let mut rig = Rig::start(SimDisk::new(1, SimConfig::default()), 1);
-    let mut expect = Vec::new();
-    for life in 2..6u64 {
-        for _ in 0..60 {
-            let i = expect.len();
-            rig.append(&value(i));
-            expect.push(value(i));
-            rig.turn();
-        }
-        rig.settle();
-        assert_eq!(
-            rig.store.view(P).expect("known").durable_end,
-            Offset(expect.len() as u64)
-        );
-        assert!(rig.store.fenced().is_none());
-        assert_eq!(rig.read_all(), expect);
-        let crash = if life % 2 == 0 { Crash::Power } else { Crash::Kill };
-        rig = Rig::start(rig.disk.crash(crash, life), life);
-        assert_eq!(rig.read_all(), expect, "life {life}");
-    }
-    assert!(rig.store.stats().disk_reads > 0);
-}
-
-#[test]
-fn another_number_of_shards_keeps_every_record() {
-    let ids: Vec<PartitionId> = (0..6)
-        .map(|index| PartitionId {
-            topic: TopicId([7; 16]),
-            index,
-        })
-        .collect();
-    let mut disk = SimDisk::new(3, SimConfig::default());
-    let mut written = 0u64;
-    for (life, shards) in [(1u64, 1u16), (2, 3), (3, 2), (4, 2)] {
-        let now = Now {
-            mono: disk.now(),
-            wall_ms: 1000,
-        };
-        let set = crate::recovery::open_set(&mut disk, &config(), shards, now).expect("the set opens");
-        assert_eq!((set.shards, set.term.0), (shards, life));
-        for shard in 0..shards {
-            let cfg = StoreConfig {
-                generation: set.generation,
-                shard: ShardId(shard),
-                term: set.term,
-                ..config()
-            };
-            let (store, _) = Store::recover(&mut disk, cfg, now).expect("recovery");
-            let mut rig = Rig {
-                disk,
-                store,
-                events: Vec::new(),
-            };
-            for id in ids.iter().filter(|id| id.shard(shards).0 == shard) {
-                rig.store.create(*id, "topic", LogSettings::default());
-                assert_eq!(
-                    rig.store.view(*id).expect("known").log_end.0,
-                    written,
-                    "{id} in life {life}"
-                );
-                let mut out = Outbox::default();
-                rig.store
-                    .begin_epoch(rig.now(), 1, *id, LeaderEpoch(life as u32), &mut out);
-                rig.take(out);
-                (0..20).for_each(|i| rig.append_to(*id, &value(i)));
-            }
-            rig.settle();
-            disk = rig.disk.crash(Crash::Kill, life);
-        }
-        written += 20;
-        disk = disk.crash(Crash::Power, life);
-    }
+fn small(i: usize) -> Vec<u8> {
+    vec![i as u8; 1500 + i]
 }
