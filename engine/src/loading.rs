@@ -94,7 +94,10 @@ impl Store {
     /// Forgets an index that disagrees with good bytes; it is rebuilt by a walk from the segment's start.
     pub(crate) fn drop_index(&mut self, no: LogNo, base: Offset) {
         let segment = self.log_mut(no).and_then(|log| log.segment_mut(base));
-        if let Some(segment) = segment.filter(|s| matches!(s.index, IndexState::Ready(_))) {
+        if let Some(segment) = segment
+            && let IndexState::Ready(builder) = &segment.index
+        {
+            segment.index_hint = Some(builder.index().clone());
             segment.index = IndexState::Unloaded;
             segment.index_distrusted = true;
             segment.index_blocks = 0;
@@ -320,7 +323,8 @@ impl Store {
     }
 
     /// The bytes from the builder's end on are no continuation: they are damaged up to the segment's end, unless it is
-    /// known how far the damage reaches.
+    /// known, or told by an index that is no longer believed, how far the damage reaches. What follows is walked, so a
+    /// wrong hint costs nothing.
     fn walk_failed(&mut self, now: Now, no: LogNo, base: Offset, why: &str, out: &mut Outbox) {
         if self.skip_known_damage(no, base) {
             self.walk_on(now, no, base, out);
@@ -335,8 +339,10 @@ impl Store {
         };
         if std::mem::take(&mut load.from_file) {
             // An index file from before a cut may reach anywhere: it is no evidence about the segment.
-            load.builder = IndexBuilder::new(load.builder.key());
+            let rebuilt = IndexBuilder::new(load.builder.key());
+            let distrusted = std::mem::replace(&mut load.builder, rebuilt);
             load.needed = 0;
+            segment.index_hint = Some(distrusted.into_index());
             segment.index_blocks = 0;
             segment.index_sealed = false;
             self.walk_on(now, no, base, out);
@@ -344,13 +350,23 @@ impl Store {
         }
         let (at, first) = (load.builder.end(), load.builder.next_offset());
         tracing::error!(segment = base.0, at = at.0, "walking a segment stopped: {why}");
+        let hinted = segment
+            .index_hint
+            .as_ref()
+            .and_then(|hint| hint.covering(at))
+            .filter(|i| (i.first..i.next).contains(&first) && i.next <= next && i.end <= end);
+        let (next, end) = hinted.map_or((next, end), |i| (i.next, i.end));
         let damage = Damage {
             offsets: first.0..next.0,
             segment: base,
             bytes: at.0..end.0,
         };
         self.note_damage(no, damage);
-        self.index_loaded(now, no, base, out);
+        if hinted.is_some() && self.skip_known_damage(no, base) {
+            self.walk_on(now, no, base, out);
+        } else {
+            self.index_loaded(now, no, base, out);
+        }
     }
 
     fn index_loaded(&mut self, now: Now, no: LogNo, base: Offset, out: &mut Outbox) {
@@ -362,6 +378,7 @@ impl Store {
             segment.index = IndexState::Ready(load.builder);
         }
         segment.index_distrusted = false;
+        segment.index_hint = None;
         if segment.state() == SegmentState::Sealed {
             self.write_seal(no, base, out);
         }

@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 
 use crate::batch::BatchHeader;
-use crate::index::{BatchBytes, IndexBuilder, SegmentKey};
+use crate::index::{BatchBytes, IndexBuilder, SegmentIndex, SegmentKey};
 use crate::io::FileId;
 use crate::io::buf::{AppendBuf, BufSlice};
 use crate::limits::BLOCK;
@@ -312,6 +312,8 @@ pub struct Segment {
     pub index_sealed: bool,
     /// The index file disagreed with good bytes: it is not read again.
     pub index_distrusted: bool,
+    /// What a distrusted index said: where a walk meets damage, it tells where batches may begin again.
+    pub index_hint: Option<SegmentIndex>,
     /// Disk reads of the file in flight.
     pub readers: u32,
     /// The cut to its exact length is in flight.
@@ -356,6 +358,7 @@ impl Segment {
             index_blocks: 0,
             index_sealed: false,
             index_distrusted: false,
+            index_hint: None,
             readers: 0,
             cutting: false,
             tail,

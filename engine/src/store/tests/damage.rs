@@ -71,7 +71,8 @@ fn damage(disk: &mut SimDisk, frame: &OnDisk, part: &str) {
 #[test]
 fn damage_below_the_promise_is_fenced_to_its_offsets() {
     // (frames damaged, the part), the damaged offsets.
-    let table: &[(&[(usize, &str)], &[u64])] = &[
+    type Case<'a> = (&'a [(usize, &'a str)], &'a [u64]);
+    let table: &[Case<'_>] = &[
         (&[(4, "header")], &[4]),
         (&[(4, "directory")], &[4]),
         (&[(4, "body")], &[4]),
