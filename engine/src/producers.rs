@@ -10,8 +10,9 @@
 //! expected sequence 0; a producer answers it by taking a new epoch or id.
 //!
 //! Invariants:
-//! - A producer in the table has 1 to [`CACHED_BATCHES`] batches, contiguous in sequence, rising in offset, all of one
-//!   epoch.
+//! - A producer in the table has up to [`CACHED_BATCHES`] batches, contiguous in sequence, rising in offset, all of one
+//!   epoch. One without batches lost them to a cut: what it wrote before is not known, so its epoch is refused until
+//!   the table is built again from the log, or the producer takes a new epoch. A retry is never stored twice.
 //! - At most `max_producers` producers; the one whose last batch lies lowest in the log goes first. That order, unlike
 //!   the time, is a function of the log.
 //! - [`ProducerTable::truncate`] never leaves a batch of the removed part behind.
@@ -158,8 +159,10 @@ impl ProducerTable {
                 end: original.end,
             };
         }
-        let last = producer.batches().last().map_or(-1, |batch| batch.last_sequence);
-        expect_sequence(header, next_sequence(last))
+        match producer.batches().last() {
+            Some(last) => expect_sequence(header, next_sequence(last.last_sequence)),
+            None => Verdict::OutOfOrder { expected: -1 },
+        }
     }
 
     /// Enters a batch that was appended at `base` (or is replayed from the log) at wall time `now_ms`. A batch
@@ -237,10 +240,7 @@ impl ProducerTable {
                 continue;
             };
             let kept = producer.batches().partition_point(|batch| batch.end <= end);
-            if kept == 0 {
-                lost = true;
-                continue;
-            }
+            lost |= kept == 0;
             producer.batches[kept..].fill(ProducedBatch::default());
             // at most CACHED_BATCHES
             producer.cached = kept as u8;

@@ -16,8 +16,6 @@ const MAGIC: [u8; 8] = *b"RFprod\r\n";
 const HEAD_BYTES: usize = 28;
 /// id, epoch, batches, padding, last_ms.
 const PRODUCER_BYTES: usize = 20;
-/// Two sequences, two offsets.
-const BATCH_BYTES: usize = 24;
 
 /// Why a `.producers` file is not usable. It is then built again from the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
@@ -60,7 +58,7 @@ impl ProducerTable {
     #[must_use]
     pub fn decode(bytes: &[u8], max_producers: usize) -> Option<(ProducerTable, &[u8])> {
         let mut reader = Reader::new(bytes);
-        let count = reader.count(PRODUCER_BYTES + BATCH_BYTES)?;
+        let count = reader.count(PRODUCER_BYTES)?;
         let mut table = ProducerTable::new(max_producers);
         let mut last_id = -1;
         for _ in 0..count {
@@ -80,7 +78,7 @@ fn decode_producer(reader: &mut Reader<'_>) -> Option<(i64, Producer)> {
     let id = reader.i64()?;
     let epoch = reader.i16().filter(|epoch| *epoch >= 0)?;
     let cached = usize::from(reader.u8()?);
-    if reader.u8()? != 0 || !(1..=CACHED_BATCHES).contains(&cached) {
+    if reader.u8()? != 0 || cached > CACHED_BATCHES {
         return None;
     }
     let mut producer = Producer::new(epoch);

@@ -146,7 +146,11 @@ impl Runner {
     ) -> Result<(), Violation> {
         self.summary.refused += 1;
         let profile = self.plan.profile;
-        if let (AppendError::OutOfOrderSequence { .. }, Some(sequence)) = (&error, sequence) {
+        let forgot = matches!(
+            error,
+            AppendError::OutOfOrderSequence { .. } | AppendError::InvalidProducerEpoch { .. }
+        );
+        if let (true, Some(sequence)) = (forgot, sequence) {
             self.forgotten.insert((id, sequence.id));
         }
         let partition = self.known(id)?;
@@ -157,10 +161,10 @@ impl Runner {
             AppendError::WrongEpoch { .. } | AppendError::Busy => true,
             AppendError::UnknownPartition(_) => partition.is_dropping(),
             // After a cut, what a producer sent before may be forgotten; it is refused, never stored twice.
-            AppendError::OutOfOrderSequence { .. } => partition.state.truncated,
-            AppendError::InvalidBatch(_)
-            | AppendError::TooLarge { .. }
-            | AppendError::InvalidProducerEpoch { .. } => false,
+            AppendError::OutOfOrderSequence { .. } | AppendError::InvalidProducerEpoch { .. } => {
+                partition.state.truncated
+            }
+            AppendError::InvalidBatch(_) | AppendError::TooLarge { .. } => false,
         };
         match allowed {
             true => Ok(()),
