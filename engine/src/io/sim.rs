@@ -178,6 +178,12 @@ impl SimDisk {
         self.config.capacity = capacity;
     }
 
+    /// Raises the space limit, when there is one, so that at least `bytes` are free.
+    pub fn keep_room(&mut self, bytes: u64) {
+        let used = self.used();
+        self.config.capacity = self.config.capacity.map(|limit| limit.max(used + bytes));
+    }
+
     /// Bytes of space taken.
     #[must_use]
     pub fn used(&self) -> u64 {

@@ -360,9 +360,10 @@ fn explains(state: &State, seen: &Observed, lenient: bool) -> Result<(), String>
     if seen.log_end != state.end && !(damaged && seen.fenced) {
         return Err(format!("log end {} instead of {}", seen.log_end, state.end));
     }
-    // A log without records may have lost its epochs with a cut at its start; the next leader begins a new one.
-    let empty = seen.log_start == seen.log_end && seen.epoch < state.epoch();
-    if seen.epoch != state.epoch() && !damaged && !(empty && state.truncated) {
+    // A cut may take the last entry of a table whose older ones are gone (by the log start, or by the table's bound);
+    // the next leader begins a new one.
+    let emptied = state.truncated && seen.epoch == 0;
+    if seen.epoch != state.epoch() && !damaged && !emptied {
         return Err(format!("epoch {} instead of {}", seen.epoch, state.epoch()));
     }
     let mut next = seen.log_start;

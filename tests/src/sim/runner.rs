@@ -20,6 +20,9 @@ use super::{Profile, Summary, Violation};
 /// Simulated time after which an unanswered command counts as hung.
 const PATIENCE_NS: u64 = 120_000_000_000;
 
+/// Bytes that a start needs on a full disk.
+const START_RESERVE: u64 = 64 << 10;
+
 /// What a run looks like; everything follows from the seed.
 #[derive(Debug, Clone)]
 pub struct Plan {
@@ -241,8 +244,10 @@ impl Runner {
         *self.rng.pick(&[Crash::Kill, Crash::Power])
     }
 
-    /// Everything must come to rest: answered, durable.
+    /// With room on the disk everything must come to rest: answered, durable.
     pub(super) fn drain(&mut self) -> Result<(), Violation> {
+        // A cut or an append may wait for space.
+        self.node()?.disk.set_capacity(None);
         let start = self.node()?.disk.now();
         loop {
             self.node()?.end_turn();
@@ -330,6 +335,8 @@ impl Runner {
                 disk.clear_faults();
                 disk.set_capacity(None);
             }
+            // The broker keeps some space back for its start.
+            disk.keep_room(START_RESERVE);
             match Node::start(disk, self.shards, &self.config) {
                 Ok(node) if node.disk.stopped() => {
                     self.summary.crashes_in_recovery += 1;
