@@ -82,6 +82,17 @@ pub enum AppendError {
     Place(crate::io::DiskError),
 }
 
+impl AppendError {
+    /// The refusal of an append whose placing failed with `error`.
+    #[must_use]
+    pub fn of_place(error: crate::io::DiskError) -> AppendError {
+        match error {
+            crate::io::DiskError::NoSpace => AppendError::NoSpace,
+            other => AppendError::Place(other),
+        }
+    }
+}
+
 /// Why a read was refused.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum ReadError {

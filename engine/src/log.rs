@@ -11,6 +11,7 @@ use crate::batch::BatchHeader;
 use crate::epochs::EpochTable;
 use crate::error::FenceReason;
 use crate::index::SegmentKey;
+use crate::io::DiskError;
 use crate::producers::ProducerTable;
 use crate::segment::{FileState, Segment, SegmentState};
 use crate::snapshot::Entry;
@@ -115,6 +116,8 @@ pub struct Log {
     pub producers_stale: bool,
     /// Mono time before which a refused allocation is not tried again.
     pub place_retry_at: u64,
+    /// Why the last try failed; tells appends until then.
+    pub place_error: DiskError,
     /// Bytes of the next allocation.
     pub place_step: u64,
 }
@@ -160,6 +163,7 @@ impl Log {
             drop_seq: 0,
             producers_stale: false,
             place_retry_at: 0,
+            place_error: DiskError::NoSpace,
             place_step: 64 << 10,
         }
     }

@@ -291,12 +291,9 @@ impl Store {
     pub(crate) fn place_failed(&mut self, now: Now, no: LogNo, error: DiskError, out: &mut Outbox) {
         let Some(log) = self.log_mut(no) else { return };
         log.place_retry_at = now.after_ms(RETRY_MS);
+        log.place_error = error;
         log.place_step = MIN_STEP;
-        let refusal = match error {
-            DiskError::NoSpace => AppendError::NoSpace,
-            other => AppendError::Place(other),
-        };
-        self.refuse_waiting(no, &refusal, out);
+        self.refuse_waiting(no, &AppendError::of_place(error), out);
         self.write_back.retry.push(no);
         self.something_ended(now, no, out);
     }

@@ -59,7 +59,7 @@ pub(crate) struct Removal {
     pause_until: u64,
     unique: u64,
     /// Partitions whose drop was accepted and whose directory is not set aside yet.
-    pub(crate) dropping: usize,
+    pub(crate) dropping: Vec<LogNo>,
     /// Renames in flight; a checkpoint's sync waits for them.
     pub(crate) renaming: usize,
     /// Logs whose directories may hold files that recovery let go, until they were listed.
@@ -109,7 +109,7 @@ impl Store {
     }
 
     /// A rename came to its end. A missing name was never made, or its rename survived an earlier life.
-    #[allow(clippy::too_many_arguments)]
+    #[expect(clippy::too_many_arguments, reason = "the fields of one pending operation")]
     pub(crate) fn was_set_aside(
         &mut self,
         now: Now,
@@ -160,11 +160,15 @@ impl Store {
             pending
         });
         self.removal.leftovers = left;
-        // A cut or drop that the snapshot holds takes effect on the files first: the next start will not replay it.
+        // A drop that the snapshot holds takes effect on the files first: the next start will not replay it. One that is
+        // in no frame yet may wait for the space that this checkpoint frees; it will be replayed.
+        let issued = |no: &LogNo| {
+            self.log(*no)
+                .is_some_and(|log| self.commit.is_issued(log.drop_seq))
+        };
         !self.removal.leftovers.is_empty()
             || self.removal.renaming > 0
-            || self.removal.dropping > 0
-            || !self.removal.cut.is_empty()
+            || self.removal.dropping.iter().any(issued)
     }
 
     /// Queues a `-delete` name for removal.

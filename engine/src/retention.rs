@@ -267,7 +267,7 @@ impl Store {
                 self.close_file(file, out);
             }
         }
-        self.removal.dropping -= 1;
+        self.removal.dropping.retain(|other| *other != no);
         self.set_aside(no, dir, true, Some((token, partition)), out);
     }
 }

@@ -617,7 +617,7 @@ impl Store {
                 if let Some(log) = self.log_mut(no) {
                     log.drop_seq = seq;
                 }
-                self.removal.dropping += 1;
+                self.removal.dropping.push(no);
                 self.refuse_waiting(no, &AppendError::UnknownPartition(partition), out);
                 Ok(())
             }
@@ -848,7 +848,7 @@ impl Store {
         let active = log.active();
         if active.allocated < active.end().plus(len) || !matches!(active.file, FileState::Open(_)) {
             if now.mono < log.place_retry_at {
-                return Err(AppendError::NoSpace);
+                return Err(AppendError::of_place(log.place_error));
             }
             return Ok(Verdict::WaitForPlace);
         }
