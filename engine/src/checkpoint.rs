@@ -10,7 +10,7 @@ use crate::io::buf::AppendBuf;
 use crate::io::{DiskError, DiskOp, Done, FileId};
 use crate::limits::BLOCK;
 use crate::log::LogNo;
-use crate::segment::FileState;
+use crate::segment::{FileState, SegmentState};
 use crate::snapshot::{SnapshotHeader, encode_entry};
 use crate::store::{Outbox, Pending, Store};
 use crate::types::{Lsn, Now, Offset};
@@ -309,13 +309,17 @@ impl Store {
             let Some(segment) = self.log_mut(no).and_then(|log| log.segment_mut(base)) else {
                 continue;
             };
-            if let FileState::Open(file) = segment.file
-                && segment.readers == 0
-                && !segment.is_loading()
-                && segment.state() == crate::segment::SegmentState::Sealed
-            {
+            let FileState::Open(file) = segment.file else {
+                continue;
+            };
+            if segment.state() != SegmentState::Sealed {
+                continue;
+            }
+            if segment.readers == 0 && !segment.is_loading() {
                 segment.file = FileState::Closed;
                 self.close_file(file, out);
+            } else {
+                self.sealed_is_open(no, base, out);
             }
         }
     }

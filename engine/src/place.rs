@@ -204,6 +204,9 @@ impl Store {
         match result {
             Ok(_) => {
                 segment.file = FileState::Open(file);
+                if segment.state() == SegmentState::Sealed {
+                    self.sealed_is_open(no, base, out);
+                }
                 self.advance_place(now, no, base, out);
                 self.file_became_ready(now, no, base, out);
             }

@@ -5,7 +5,7 @@
 //! it decided before a wait is trusted after it: offsets, segments and cuts may have moved. Bytes that fail their
 //! checks are damage of exactly their offsets, never served, never a cut (STORAGE.md section 6).
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 
 use crate::batch::{self, HEADER_BYTES};
 use crate::error::{FenceReason, ReadError};
@@ -14,7 +14,7 @@ use crate::io::{DirEntry, DiskError, DiskOp, Done};
 use crate::limits::BLOCK;
 use crate::log::{Damage, Listing, Log, LogNo, LogState};
 use crate::removal::DELETE_SUFFIX;
-use crate::segment::{FileState, IndexState, Segment};
+use crate::segment::{FileState, IndexState, Segment, SegmentState};
 use crate::store::{Outbox, Pending, ReadBytes, ReadRequest, Store, StoreEvent};
 use crate::types::{Now, Offset, PartitionId, Pos};
 
@@ -25,6 +25,9 @@ const MAX_JOBS: usize = 16_384;
 const READ_AHEAD: u64 = 256 << 10;
 /// And at most this large, beside one whole interval.
 const MAX_READ: u64 = 4 << 20;
+
+/// Files of sealed segments that stay open for further reads; few in unit tests, to reach the bound.
+pub(crate) const MAX_OPEN_SEALED: usize = if cfg!(test) { 3 } else { 256 };
 
 /// What a reader wants.
 #[derive(Debug, Clone)]
@@ -81,6 +84,8 @@ pub(crate) struct Reads {
     next: u64,
     jobs: HashMap<u64, Job>,
     by_log: HashMap<LogNo, Vec<u64>>,
+    /// Sealed segments whose files are open, longest open first.
+    open_sealed: VecDeque<(LogNo, Offset)>,
 }
 
 impl Reads {
@@ -519,6 +524,31 @@ impl Store {
                     Answer::Bytes(_) | Answer::Time(_) => return,
                 };
                 self.cut_located(now, job.log, result, out);
+            }
+        }
+    }
+
+    /// A sealed segment's file was opened (or stays open) for readers: the longest open ones are closed beyond the bound.
+    pub(crate) fn sealed_is_open(&mut self, no: LogNo, base: Offset, out: &mut Outbox) {
+        self.reads.open_sealed.push_back((no, base));
+        for _ in MAX_OPEN_SEALED..self.reads.open_sealed.len() {
+            let Some((no, base)) = self.reads.open_sealed.pop_front() else {
+                return;
+            };
+            let Some(segment) = self.log_mut(no).and_then(|log| log.segment_mut(base)) else {
+                continue;
+            };
+            let FileState::Open(file) = segment.file else {
+                continue;
+            };
+            if segment.state() != SegmentState::Sealed {
+                continue;
+            }
+            if segment.readers > 0 || segment.is_loading() {
+                self.reads.open_sealed.push_back((no, base));
+            } else {
+                segment.file = FileState::Closed;
+                self.close_file(file, out);
             }
         }
     }

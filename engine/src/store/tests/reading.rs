@@ -146,3 +146,21 @@ fn memory_stays_within_its_budget_and_what_left_it_is_read_from_disk() {
     assert_eq!(rig.read_all(), values);
     assert!(rig.store.stats().disk_reads > 0 && rig.store.stats().memory_reads > 0);
 }
+
+#[test]
+fn readers_leave_a_bounded_number_of_files_open() {
+    let (rig, values) = sealed();
+    let mut rig = rig.restart(Crash::Kill);
+    for _ in 0..2 {
+        assert_eq!(rig.read_all(), values);
+        rig.settle();
+    }
+    let log = rig.store.logs.iter().flatten().next().expect("the partition");
+    let sealed = log
+        .segments
+        .iter()
+        .filter(|s| s.state() == crate::segment::SegmentState::Sealed);
+    let (open, closed): (Vec<_>, Vec<_>) = sealed.partition(|s| s.file != FileState::Closed);
+    assert!(open.len() <= crate::read::MAX_OPEN_SEALED, "{} open", open.len());
+    assert!(!closed.is_empty());
+}
