@@ -479,6 +479,26 @@ impl Commit {
         }
     }
 
+    /// After a failure: the commands whose records will never be durable. Nothing is issued or handed out again.
+    pub fn abandon(&mut self) -> Vec<(LogNo, u64)> {
+        self.failed = true;
+        let in_flight = self
+            .flight
+            .iter_mut()
+            .flat_map(|f| std::mem::take(&mut f.effects));
+        let waiting = self.group.drain(..).map(|(_, _, effect)| effect);
+        let token = |effect| match effect {
+            Effect::Command { log, token }
+            | Effect::LogStart {
+                log,
+                token: Some(token),
+                ..
+            } => Some((log, token)),
+            _ => None,
+        };
+        in_flight.chain(waiting).filter_map(token).collect()
+    }
+
     /// Frees the files that lie wholly below `lsn`, the older of the two valid checkpoints.
     pub fn recycle(&mut self, lsn: Lsn) {
         self.checkpoint_lsn = lsn;

@@ -181,6 +181,8 @@ impl Store {
                     s.next <= start
                         && s.state() == SegmentState::Sealed
                         && s.in_flight.is_empty()
+                        && s.file != FileState::Opening
+                        && !s.is_loading()
                         && s.readers == 0
                         && !s.is_loading()
                 });

@@ -1088,8 +1088,27 @@ impl Store {
         self.fenced = Some(reason);
         for no in 0..self.logs.len() {
             self.refuse_waiting(LogNo(no as u32), &AppendError::Fenced(reason), out);
+            self.refuse_command(LogNo(no as u32), reason, out);
+        }
+        for (no, token) in self.commit.abandon() {
+            if let Some(partition) = self.log(no).map(|log| log.id) {
+                answer(token, partition, Err(CommandError::Fenced(reason)), out);
+            }
         }
         out.events.push(StoreEvent::ShardFenced { reason });
+    }
+
+    /// Answers a cut or drop that cannot become durable any more; whether it did is for the next start to find out.
+    fn refuse_command(&mut self, no: LogNo, reason: FenceReason, out: &mut Outbox) {
+        let Some(log) = self.log_mut(no) else { return };
+        let token = match log.state {
+            LogState::Cutting { token, .. } => token,
+            LogState::Dropping { token } if !log.dropped => token,
+            LogState::Dropping { .. } | LogState::Open => return,
+        };
+        log.state = LogState::Open;
+        let partition = log.id;
+        answer(token, partition, Err(CommandError::Fenced(reason)), out);
     }
 
     /// Fences one partition.

@@ -833,7 +833,7 @@ fn moves_from(op: &DiskOp, open: &DiskOp) -> bool {
         return false;
     };
     match open {
-        DiskOp::Open { path, how, .. } if how.class == FileClass::Segment => {
+        DiskOp::Open { path, how, .. } if how.class == FileClass::Segment && path.ends_with(".log") => {
             let rest = path.strip_prefix(name.as_str());
             rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
         }

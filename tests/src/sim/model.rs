@@ -294,20 +294,24 @@ impl Partition {
     /// Takes in what a reopened store shows: some prefix of the unacknowledged changes must explain it. From then on
     /// all of it is certain.
     pub(super) fn adopt(&mut self, seen: &Observed, lenient: bool, wall_ms: i64) -> Result<(), Violation> {
-        let mut best = String::new();
+        let mut reasons = Vec::new();
         for count in (0..=self.pending.len()).rev() {
             let mut state = self.certain.clone();
             self.pending[..count].iter().for_each(|p| state.apply(&p.change));
             match explains(&state, seen, lenient) {
                 Ok(()) => return self.take_over(state, seen, wall_ms),
-                Err(why) => best = why,
+                Err(why) => reasons.push(why),
             }
         }
         let pending = self.pending.len();
         self.wrong(format!(
-            "after reopening: start {} end {} epoch {}, explained by no prefix of {pending} unacknowledged changes; \
-             against the acknowledged state: {best}",
-            seen.log_start, seen.log_end, seen.epoch
+            "after reopening: start {} end {} epoch {}, explained by no prefix of {pending} unacknowledged changes; with \
+             all of them: {}; with none: {}",
+            seen.log_start,
+            seen.log_end,
+            seen.epoch,
+            reasons.first().map_or("", String::as_str),
+            reasons.last().map_or("", String::as_str),
         ))
     }
 
@@ -351,6 +355,14 @@ fn short(change: &Change) -> String {
     }
 }
 
+/// Where the refused ranges that begin at or below `next` end.
+fn behind_refused(seen: &Observed, mut next: u64) -> u64 {
+    while let Some((_, to)) = seen.refused.iter().find(|(from, to)| *from <= next && next < *to) {
+        next = *to;
+    }
+    next
+}
+
 /// Whether `state` explains what was seen; else why not.
 fn explains(state: &State, seen: &Observed, lenient: bool) -> Result<(), String> {
     if state.dropped {
@@ -368,23 +380,19 @@ fn explains(state: &State, seen: &Observed, lenient: bool) -> Result<(), String>
     }
     let mut next = seen.log_start;
     for (base, bytes) in &seen.batches {
-        let skipped = seen
-            .refused
-            .iter()
-            .any(|(from, to)| *from <= next && *to >= *base);
+        next = behind_refused(seen, next);
         let Some(batch) = state.batch_at(*base).filter(|batch| batch.base == *base) else {
             return Err(format!("no batch begins at {base}"));
         };
         if batch.bytes != *bytes {
             return Err(format!("bytes of the batch at {base} differ"));
         }
-        if *base > next && !skipped {
+        if *base > next {
             return Err(format!("a hole before offset {base}"));
         }
         next = batch.end;
     }
-    let refused_to = seen.refused.iter().map(|(_, to)| *to).max();
-    if next.max(refused_to.unwrap_or(0)) < seen.log_end {
+    if behind_refused(seen, next) < seen.log_end {
         return Err(format!("nothing served at {next} below the end {}", seen.log_end));
     }
     Ok(())

@@ -117,6 +117,8 @@ fn failures(rng: &mut Rng) -> Vec<Fault> {
     faults
 }
 
+/// Not in the journal: a rotten last frame and a crash within the Mark window look like a torn tail, which is a stated
+/// limit of one copy.
 fn rot(rng: &mut Rng) -> Vec<Fault> {
     let classes = [
         FileClass::Segment,
@@ -124,7 +126,6 @@ fn rot(rng: &mut Rng) -> Vec<Fault> {
         FileClass::Index,
         FileClass::Epochs,
         FileClass::Checkpoint,
-        FileClass::Journal,
     ];
     let kinds = [
         FaultKind::FlipOnWrite,

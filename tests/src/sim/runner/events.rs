@@ -270,7 +270,8 @@ impl Runner {
                 "command {token} was answered twice or never asked"
             )));
         };
-        let may_fence = self.plan.profile.may_fence();
+        let (may_fence, may_damage) = (self.plan.profile.may_fence(), self.plan.profile.may_damage());
+        let shard_fenced = self.shard_fenced;
         let partition = self.known(id)?;
         match result {
             Ok(()) if what == "drop" => {
@@ -289,7 +290,14 @@ impl Runner {
                 Ok(())
             }
             Err(CommandError::Fenced(_)) if may_fence => {
-                // It may have reached the journal all the same.
+                // With the whole shard fenced it may have reached the journal all the same.
+                if !shard_fenced {
+                    partition.refuse(token);
+                }
+                Ok(())
+            }
+            Err(CommandError::OutOfRange { .. }) if what == "truncate" && may_damage => {
+                partition.refuse(token);
                 Ok(())
             }
             Err(CommandError::UnknownPartition(_)) if partition.is_dropping() => {
