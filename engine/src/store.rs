@@ -1086,6 +1086,8 @@ impl Store {
             return;
         }
         self.fenced = Some(reason);
+        // First, so that the owner knows that what is refused now may be in the journal all the same.
+        out.events.push(StoreEvent::ShardFenced { reason });
         for no in 0..self.logs.len() {
             self.refuse_waiting(LogNo(no as u32), &AppendError::Fenced(reason), out);
             self.refuse_command(LogNo(no as u32), reason, out);
@@ -1095,7 +1097,6 @@ impl Store {
                 answer(token, partition, Err(CommandError::Fenced(reason)), out);
             }
         }
-        out.events.push(StoreEvent::ShardFenced { reason });
     }
 
     /// Answers a cut or drop that cannot become durable any more; whether it did is for the next start to find out.

@@ -201,7 +201,11 @@ impl Store {
                 segment.write_refused(end);
                 self.place_failed(now, no, DiskError::NoSpace, out);
             }
-            Err(_) => self.fence_partition(no, FenceReason::SegmentFailed, out),
+            Err(_) => {
+                // It is over too: a drop waits until nothing is in flight.
+                segment.write_refused(end);
+                self.fence_partition(no, FenceReason::SegmentFailed, out);
+            }
         }
         self.something_ended(now, no, out);
         self.queue_write_back(no);
