@@ -77,6 +77,8 @@ struct Conn {
     held: usize,
     paused: bool,
     starved: bool,
+    /// Frames wait because more answers are unsent than a connection may hold.
+    deaf: bool,
     last_activity: u64,
     /// Deadline of the frame being received.
     frame_deadline: Option<u64>,
@@ -229,6 +231,7 @@ impl Listener {
             held: 0,
             paused: false,
             starved: false,
+            deaf: false,
             last_activity: now.mono,
             frame_deadline: None,
             armed: 0,
@@ -285,12 +288,14 @@ impl Listener {
                 Stage::Greeting { .. } => 1,
                 _ => limits.max_in_flight,
             };
+            // A first frame is small and must get through however busy the shard is.
+            let greeting = matches!(conn.stage, Stage::Greeting { .. });
             let step = if conn.in_flight >= most {
                 Step::Blocked
             } else {
                 conn.assembler.feed(&mut data, max, |len| {
                     let room = limits.max_connection_bytes.saturating_sub(conn.held);
-                    len <= room && fits(len, free, limits.max_shard_bytes)
+                    greeting || (len <= room && fits(len, free, limits.max_shard_bytes))
                 })
             };
             match step {
@@ -368,6 +373,11 @@ impl Listener {
             let Some(conn) = self.conns.get_mut(&id) else {
                 continue;
             };
+            if conn.held > self.limits.max_connection_bytes {
+                // Its answers pile up: whoever does not read is not served on, or it would use up the shard's budget.
+                conn.deaf = true;
+                continue;
+            }
             let Some(frame) = conn.frames.pop_front() else {
                 continue;
             };
@@ -459,6 +469,10 @@ impl Listener {
         let freed = bytes.min(conn.held);
         conn.held -= freed;
         conn.last_activity = now.mono;
+        if conn.deaf && conn.held <= self.limits.max_connection_bytes {
+            conn.deaf = false;
+            self.runnable.push_back(id);
+        }
         self.stats.sent_bytes.add(bytes as u64);
         self.release(freed);
         self.proceed(now, id, net);

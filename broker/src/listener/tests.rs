@@ -306,3 +306,28 @@ fn a_leaving_connection_takes_its_unread_bytes_along() {
     assert_eq!(bench.stats.held_bytes.get(), 0);
     assert_eq!(bench.stats.requests_in_flight.get(), 0);
 }
+
+#[test]
+fn who_does_not_read_is_not_served_on_and_keeps_nobody_out() {
+    let mut bench = bench(limits());
+    bench.open(CONN);
+    bench.receive(CONN, &[request(1), request(2), request(3)].concat());
+    let first = bench.listener.next_frame().expect("nothing is unsent yet");
+    let answer = Encoded {
+        head: vec![0; 64],
+        tail: vec![BufSlice::copy_of(&vec![0; 3 << 19])],
+    };
+    bench
+        .listener
+        .answer(at(2), CONN, first.seq, answer, &mut bench.net);
+    assert!(bench.listener.next_frame().is_none(), "too much is unsent");
+    let other = ConnId {
+        slot: 2,
+        generation: 1,
+    };
+    bench.listener.accepted(at(3), other, peer(), &mut bench.net);
+    bench.receive(other, &request(9));
+    assert_eq!(bench.frames().len(), 1, "a first frame gets through");
+    bench.listener.sent(at(4), CONN, 3 << 19, &mut bench.net);
+    assert_eq!(bench.frames().len(), 2, "it goes on once it reads");
+}
