@@ -232,7 +232,8 @@ impl Store {
         }
         // A fenced partition's bytes are copied forward, so that it never pins the journal.
         let carry = log.fenced.is_some();
-        encode_entry(log, applied, carry, &mut self.checkpoint.body);
+        let number = self.checkpoint.number + 1;
+        encode_entry(log, number, applied, carry, &mut self.checkpoint.body);
         self.checkpoint.count += 1;
         if log.fenced.is_none() && !log.is_dropping() && !log.is_written() {
             log.pin = Some((log.active().base, log.active().end().floor(BLOCK as u64)));

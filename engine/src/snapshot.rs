@@ -124,10 +124,22 @@ impl SnapshotHeader {
     }
 }
 
-/// Appends the entry of `log`, which holds at `applied`: everything the log accepted before that address, and maybe
+/// Checksum of an entry, seeded with the number of its checkpoint.
+///
+/// The seed is what ties a body to its header. An entry followed by its plain checksum leaves a CRC in a state that does
+/// not depend on the entry, so the checksum of the whole body says nothing of what is in it: an old body of the same
+/// length passed under a new header.
+fn entry_crc(number: u64, content: &[u8]) -> u32 {
+    let mut crc = crc32fast::Hasher::new();
+    crc.update(&number.to_le_bytes());
+    crc.update(content);
+    crc.finalize()
+}
+
+/// Appends the entry of `log` for checkpoint `number`, which holds at `applied`: everything the log accepted before that address, and maybe
 /// more (replay skips what is there). With `carry`, every byte that is in no file yet goes along; without it the caller
 /// sees to it that whole blocks are in their files before the snapshot counts.
-pub fn encode_entry(log: &Log, applied: Lsn, carry: bool, out: &mut Vec<u8>) {
+pub fn encode_entry(log: &Log, number: u64, applied: Lsn, carry: bool, out: &mut Vec<u8>) {
     let start = out.len();
     out.put_u32(0);
     out.put(log.id.topic.0);
@@ -154,7 +166,7 @@ pub fn encode_entry(log: &Log, applied: Lsn, carry: bool, out: &mut Vec<u8>) {
     }
     let len = (out.len() - start + 4) as u32;
     out[start..start + 4].copy_from_slice(&len.to_le_bytes());
-    let crc = crc32fast::hash(&out[start..]);
+    let crc = entry_crc(number, &out[start..]);
     out.put_u32(crc);
 }
 
@@ -237,7 +249,7 @@ pub fn decode_body(
             .checked_sub(4)
             .map(|at| bytes.split_at(at))
             .ok_or(SnapshotError::Length("entry"))?;
-        if crc32fast::hash(content).to_le_bytes() != crc {
+        if entry_crc(header.number, content).to_le_bytes() != crc {
             return Err(SnapshotError::Checksum("entry"));
         }
         entries.push(decode_entry(content, cfg).ok_or(SnapshotError::Length("entry"))?);
@@ -302,4 +314,59 @@ fn decode_segment(reader: &mut Reader<'_>) -> Option<SegmentEntry> {
         end,
         tail,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::LogSettings;
+    use crate::types::ShardId;
+
+    fn snapshot(number: u64, offset: u64, partitions: u32) -> (SnapshotHeader, Vec<u8>) {
+        let mut body = Vec::new();
+        for index in 0..partitions {
+            let id = PartitionId {
+                topic: TopicId([4; 16]),
+                index,
+            };
+            let mut log = Log::new(
+                id,
+                "t",
+                LogSettings::default(),
+                EpochTable::new(4),
+                ProducerTable::new(4),
+            );
+            log.segments[0].base = Offset(offset);
+            log.segments[0].next = Offset(offset);
+            encode_entry(&log, number, Lsn(offset), false, &mut body);
+        }
+        let header = SnapshotHeader {
+            node: 1,
+            generation: 1,
+            shard: 0,
+            term: Term(1),
+            number,
+            lsn: Lsn(offset),
+            count: partitions,
+            body_bytes: body.len() as u64,
+            body_crc: crc32fast::hash(&body),
+        };
+        (header, body)
+    }
+
+    #[test]
+    fn an_older_body_does_not_pass_under_a_newer_header() {
+        let cfg = StoreConfig::new(1, ShardId(0));
+        for partitions in 1..4 {
+            let (old, old_body) = snapshot(7, 100, partitions);
+            let (new, new_body) = snapshot(9, 200, partitions);
+            assert_eq!(old_body.len(), new_body.len());
+            assert!(decode_body(&old, &old_body, &cfg).is_ok());
+            assert!(decode_body(&new, &new_body, &cfg).is_ok());
+            assert!(
+                decode_body(&new, &old_body, &cfg).is_err(),
+                "{partitions} partitions"
+            );
+        }
+    }
 }

@@ -21,6 +21,8 @@ pub const JOURNAL_SET: &str = "journal-set";
 /// A file as long as the set: the next one is written over it, so that a full disk does not keep a node from starting.
 const SPARE: &str = "journal-set.spare";
 const PIECE: usize = 1 << 20;
+/// Number of the snapshot that a new generation begins with.
+const FIRST_NUMBER: u64 = 1;
 
 /// Opens the journal set for a start with `shards` shards: raises the term durably, and makes a new generation when the
 /// number of shards changed. `template` gives the sizes for journals to be made. What is returned is current on disk.
@@ -203,13 +205,13 @@ fn make_shard(files: &mut Files<'_>, cfg: StoreConfig, logs: &[Log]) -> Result<(
     close_all(files, &dir, ring.files.iter().map(|f| f.file))?;
     let mut body = Vec::new();
     logs.iter()
-        .for_each(|log| encode_entry(log, Lsn(0), true, &mut body));
+        .for_each(|log| encode_entry(log, FIRST_NUMBER, Lsn(0), true, &mut body));
     let header = SnapshotHeader {
         node: cfg.node,
         generation: cfg.generation,
         shard: cfg.shard.0,
         term: cfg.term,
-        number: 1,
+        number: FIRST_NUMBER,
         lsn: Lsn(0),
         count: logs.len() as u32,
         body_bytes: body.len() as u64,
