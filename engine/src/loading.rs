@@ -204,6 +204,15 @@ impl Store {
         }
     }
 
+    /// A load that waits for its segment's file has waited in vain: the next reader begins anew.
+    pub(crate) fn give_up_load(&mut self, no: LogNo, base: Offset) {
+        if let Some(segment) = self.log_mut(no).and_then(|log| log.segment_mut(base))
+            && matches!(&segment.index, IndexState::Loading(load) if load.step == Step::Segment)
+        {
+            segment.index = IndexState::Unloaded;
+        }
+    }
+
     /// A load that waits for its segment's file goes on.
     pub(crate) fn resume_load(&mut self, now: Now, no: LogNo, base: Offset, out: &mut Outbox) {
         let segment = self.log(no).and_then(|log| log.segment(base));

@@ -219,6 +219,7 @@ impl Store {
     }
 
     fn segment_open_failed(&mut self, now: Now, no: LogNo, base: Offset, error: DiskError, out: &mut Outbox) {
+        self.give_up_load(no, base);
         self.reads_of_segment_failed(now, no, base, error, out);
         if error == DiskError::NotFound {
             self.fence_partition(no, FenceReason::FilesMissing, out);
