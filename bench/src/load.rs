@@ -18,7 +18,7 @@ use crate::batches::batch;
 use crate::device::Device;
 use crate::figure::{Figure, Report};
 use crate::host::Host;
-use crate::subject::{BROKER_CORE, LOAD_CORE, Outcome, Subject, pin};
+use crate::subject::{Outcome, Subject, broker_core, load_core, pin};
 use generator::{Load, Sent};
 use schedule::{Length, Pace};
 
@@ -123,7 +123,7 @@ fn started(args: &LoadArgs, topic_config: &[(&str, &str)]) -> Outcome<Figure> {
 }
 
 fn given(args: &LoadArgs, address: SocketAddr, topic_config: &[(&str, &str)]) -> Outcome<Figure> {
-    pin(LOAD_CORE)?;
+    pin(load_core())?;
     let mut native = Native::connect(address, None)?;
     let name = format!("load-{}", std::process::id());
     let topic = native
@@ -177,7 +177,11 @@ fn figure(args: &LoadArgs, sent: &Sent, cpu: Option<Duration>) -> Figure {
             sent.elapsed.as_secs_f64(),
             sent.retries
         ),
-        format!("broker on core {BROKER_CORE} when started here, load on core {LOAD_CORE}"),
+        format!(
+            "broker on core {} when started here, load on core {}",
+            broker_core(),
+            load_core()
+        ),
     ];
     if let Some(cpu) = cpu {
         let per_gb = cpu.as_secs_f64() / (sent.bytes as f64 / 1e9);

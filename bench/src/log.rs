@@ -13,6 +13,7 @@ use crate::device::{Device, Synced};
 use crate::engine::{Done, Engine, Work};
 use crate::figure::{Figure, Report, Target};
 use crate::host::Host;
+use crate::subject::broker_core;
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
@@ -43,9 +44,6 @@ pub struct LogArgs {
     /// Only these figures; default: all.
     #[arg(long, value_enum)]
     pub only: Vec<Scenario>,
-    /// Core to run on.
-    #[arg(long, default_value_t = 0)]
-    pub core: usize,
     /// Laps of the journal that count as sustained.
     #[arg(long, default_value_t = 10)]
     pub laps: u64,
@@ -74,7 +72,7 @@ pub fn run(args: &LogArgs) -> Outcome<()> {
 /// # Errors
 /// When the device or the engine fails.
 pub fn figures(args: &LogArgs) -> Outcome<Vec<Figure>> {
-    affinity::set_thread_affinity([args.core]).map_err(|error| error.to_string())?;
+    affinity::set_thread_affinity([broker_core()]).map_err(|error| error.to_string())?;
     let wanted = |scenario| args.only.is_empty() || args.only.contains(&scenario);
     let dir = folder(&args.data_dir)?;
     let mut figures = Vec::new();

@@ -1,6 +1,7 @@
 //! A round trip over loopback TCP without any of our code: what the kernel alone costs a request.
 //!
-//! The asking side polls, as the load generator does; the answering thread sleeps in the kernel, as a broker does.
+//! Both ends sleep in the kernel, as a broker and the load generator do; the asking side spins only for the last moments
+//! before a request is due.
 
 use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -8,6 +9,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::latency::{Latencies, Percentiles};
+
+/// The last moments before a request are spun away: more than a timer is late.
+const SPIN: Duration = Duration::from_micros(150);
 
 /// What goes over loopback.
 #[derive(Debug, Clone, Copy)]
@@ -34,42 +38,26 @@ pub fn round_trips(trips: Trips) -> io::Result<Percentiles> {
     let echo = thread::spawn(move || answer(&listener, trips));
     let mut stream = TcpStream::connect(address)?;
     stream.set_nodelay(true)?;
-    stream.set_nonblocking(true)?;
     let request = vec![0x5a; trips.request];
     let mut received = vec![0; trips.answer];
     let mut latencies = Latencies::new();
     let start = Instant::now();
     for number in 0..trips.count {
         let due = start + Duration::from_secs_f64(number as f64 / trips.per_second);
+        let early = due.saturating_duration_since(Instant::now()).saturating_sub(SPIN);
+        if !early.is_zero() {
+            thread::sleep(early);
+        }
         while Instant::now() < due {
             std::hint::spin_loop();
         }
-        let mut sent = 0;
-        while sent < trips.request {
-            sent += retry(|| stream.write(&request[sent..]))?;
-        }
-        let mut left = trips.answer;
-        while left > 0 {
-            left -= match retry(|| stream.read(&mut received[..left]))? {
-                0 => return Err(io::ErrorKind::UnexpectedEof.into()),
-                count => count,
-            };
-        }
+        stream.write_all(&request)?;
+        stream.read_exact(&mut received)?;
         latencies.record(due.elapsed());
     }
     drop(stream);
     echo.join().expect("the echo thread does not panic")?;
     Ok(latencies.percentiles())
-}
-
-/// Polls as the load generator does.
-fn retry<T>(mut attempt: impl FnMut() -> io::Result<T>) -> io::Result<T> {
-    loop {
-        match attempt() {
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => std::hint::spin_loop(),
-            other => return other,
-        }
-    }
 }
 
 fn answer(listener: &TcpListener, trips: Trips) -> io::Result<()> {

@@ -5,7 +5,7 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use ringfence_bench::{disk, load, log, report};
+use ringfence_bench::{disk, load, log, report, subject};
 
 /// Measures the device, the engine and the broker, and prints them side by side
 #[derive(Debug, Parser)]
@@ -13,6 +13,9 @@ use ringfence_bench::{disk, load, log, report};
 struct Cli {
     #[command(subcommand)]
     command: Command,
+    /// Core of a broker or engine under measurement; the load takes another
+    #[arg(long, global = true, default_value_t = 0)]
+    broker_core: usize,
 }
 
 #[derive(Debug, Subcommand)]
@@ -28,7 +31,9 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let result = match Cli::parse().command {
+    let cli = Cli::parse();
+    subject::set_broker_core(cli.broker_core);
+    let result = match cli.command {
         Command::Disk(args) => disk::run(&args),
         Command::Log(args) => log::run(&args),
         Command::Report(args) => report::run(&args),

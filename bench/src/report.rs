@@ -105,7 +105,6 @@ fn engine(plan: &Plan) -> Outcome<Vec<Figure>> {
     log::figures(&LogArgs {
         data_dir: plan.dir.clone(),
         only: Vec::new(),
-        core: crate::subject::BROKER_CORE,
         laps: plan.scaled(10),
         json: false,
     })

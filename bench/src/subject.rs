@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::error::Error;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use ringfence_engine::types::{PartitionId, ShardId};
@@ -16,11 +17,24 @@ use crate::load::generator::{self, Load, Sent};
 /// Result of a benchmark's step; its error is printed and ends the run.
 pub type Outcome<T> = Result<T, Box<dyn Error>>;
 
-/// Core of the broker's only shard. The load runs on [`LOAD_CORE`].
-pub const BROKER_CORE: usize = 0;
+static BROKER_CORE: AtomicUsize = AtomicUsize::new(0);
 
-/// Core of the load generator.
-pub const LOAD_CORE: usize = 1;
+/// Core of the broker's only shard. Where the device interrupts one core only, its best place is that core.
+#[must_use]
+pub fn broker_core() -> usize {
+    BROKER_CORE.load(Ordering::Relaxed)
+}
+
+/// Moves the broker to another core; before anything is measured.
+pub fn set_broker_core(core: usize) {
+    BROKER_CORE.store(core, Ordering::Relaxed);
+}
+
+/// Core of the load generator: the first that is not the broker's.
+#[must_use]
+pub fn load_core() -> usize {
+    usize::from(broker_core() == 0)
+}
 
 /// A broker of one shard with its folder. The broker goes first when both are dropped.
 pub struct Subject {
@@ -91,7 +105,7 @@ impl Subject {
         let dir = tempfile::Builder::new()
             .prefix("ringfence-bench-")
             .tempdir_in(parent)?;
-        let mut setup = Setup::of(program()?, dir.path()).cores(&format!("{BROKER_CORE}-{BROKER_CORE}"));
+        let mut setup = Setup::of(program()?, dir.path()).cores(&format!("{0}-{0}", broker_core()));
         for (key, value) in settings {
             setup = setup.config(key, value);
         }
@@ -136,7 +150,7 @@ impl Subject {
     /// # Errors
     /// When the load or the broker fails.
     pub fn measure(&self, load: &Load) -> Outcome<Cost> {
-        pin(LOAD_CORE)?;
+        pin(load_core())?;
         let before = self.metrics();
         let cpu = self.broker.cpu_time()?;
         let sent = generator::run(load)?;

@@ -1,7 +1,8 @@
 //! Drives all connections of a load from one pinned thread.
 //!
-//! The loop polls instead of sleeping: a timer that wakes a millisecond late would be measured as the broker's
-//! latency. So a load needs a core of its own, another than the broker's.
+//! The loop sleeps in the kernel until a socket is ready or a batch is nearly due, and spins only for the last moments
+//! before that: a timer that wakes late would be measured as the broker's latency, and a loop that never sleeps keeps
+//! the kernel's own threads, which complete synced writes, from the core for milliseconds (measured).
 
 use std::collections::VecDeque;
 use std::io;
@@ -11,6 +12,8 @@ use std::time::{Duration, Instant};
 use ringfence_broker::native::Acks;
 use ringfence_engine::io::buf::BufSlice;
 use ringfence_engine::types::{PartitionId, ShardId};
+use rustix::event::{Timespec, poll};
+use rustix::io::Errno;
 use thiserror::Error;
 
 use super::schedule::{Length, Pace, Schedule};
@@ -19,6 +22,12 @@ use crate::latency::Latencies;
 
 /// A refused batch is sent again this much later.
 const RETRY_AFTER: Duration = Duration::from_millis(1);
+
+/// Before a due time the loop spins for this long instead of sleeping: more than a timer is late.
+const SPIN: Duration = Duration::from_micros(150);
+
+/// The longest sleep.
+const LONGEST_SLEEP: Duration = Duration::from_millis(100);
 
 /// A batch without its acknowledgement for this long ends the run.
 const STALLED: Duration = Duration::from_secs(60);
@@ -183,7 +192,34 @@ impl Generator<'_> {
             if self.wires.iter().any(|wire| wire.stalled(now, STALLED)) {
                 return Err(LoadError::Stalled);
             }
+            self.wait(&schedule)?;
+        }
+    }
+
+    /// Sleeps until a socket is ready or something is nearly due.
+    fn wait(&self, schedule: &Schedule) -> io::Result<()> {
+        let retry = self.retries.front().map(|retry| retry.due);
+        let now = Instant::now();
+        let due = schedule.due().filter(|_| !schedule.finished(now));
+        let until = due.into_iter().chain(retry).min();
+        let sleep = until.map_or(LONGEST_SLEEP, |until| {
+            until
+                .saturating_duration_since(now)
+                .saturating_sub(SPIN)
+                .min(LONGEST_SLEEP)
+        });
+        if sleep.is_zero() {
             std::hint::spin_loop();
+            return Ok(());
+        }
+        let mut interests: Vec<_> = self.wires.iter().map(Wire::interest).collect();
+        let timeout = Timespec {
+            tv_sec: 0,
+            tv_nsec: sleep.as_nanos() as i64,
+        };
+        match poll(&mut interests, Some(&timeout)) {
+            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Err(error) => Err(error.into()),
         }
     }
 

@@ -61,6 +61,13 @@ impl Schedule {
         Some((number, due))
     }
 
+    /// When the next batch is due; `None` when a window, not the time, decides.
+    #[must_use]
+    pub fn due(&self) -> Option<Instant> {
+        let interval = self.interval?;
+        Some(self.start + interval.mul_f64(self.issued as f64))
+    }
+
     /// Whether nothing more will be issued.
     #[must_use]
     pub fn finished(&self, now: Instant) -> bool {

@@ -15,6 +15,7 @@ use ringfence_broker::native::{
 };
 use ringfence_engine::io::buf::BufSlice;
 use ringfence_engine::types::{PartitionId, ShardId};
+use rustix::event::{PollFd, PollFlags};
 
 /// Milliseconds after which the broker answers a batch that is still not acknowledged.
 const TIMEOUT_MS: u32 = 60_000;
@@ -97,6 +98,15 @@ impl Wire {
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.pending.len()
+    }
+
+    /// The socket, and what is waited for on it.
+    pub fn interest(&self) -> PollFd<'_> {
+        let flags = match self.out.is_empty() {
+            true => PollFlags::IN,
+            false => PollFlags::IN | PollFlags::OUT,
+        };
+        PollFd::new(&self.stream, flags)
     }
 
     /// Frames not handed to the kernel yet.

@@ -9,7 +9,7 @@ use crate::figure::{Figure, Target};
 use crate::load::generator::Load;
 use crate::load::schedule::{Length, Pace};
 use crate::loopback::{self, Trips};
-use crate::subject::{BROKER_CORE, Cost, LOAD_CORE, Outcome, Subject, pin};
+use crate::subject::{Cost, Outcome, Subject, broker_core, load_core, pin};
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
@@ -33,7 +33,7 @@ pub(super) fn saturated(plan: &Plan) -> Outcome<Vec<Figure>> {
     let mut figures = Vec::new();
     for durability in ["sync", "memory"] {
         let stream = || -> Outcome<f64> {
-            pin(BROKER_CORE)?;
+            pin(broker_core())?;
             Ok(Device::open(plan.dir(), 512 * MIB)?
                 .stream(512 << 10, 8, 2 * GIB)?
                 .mb_per_s)
@@ -100,18 +100,18 @@ pub(super) fn low_rate(plan: &Plan) -> Outcome<Vec<Figure>> {
     // A batch of 1 KiB with its frame's header and directories fills one block of the journal.
     const FRAME: usize = 4096;
     let count = plan.scaled(6000);
-    pin(BROKER_CORE)?;
+    pin(broker_core())?;
     let device = Device::open(plan.dir(), 256 * MIB)?
         .paced(FRAME, RATE, count)?
         .latency;
-    pin(LOAD_CORE)?;
+    pin(load_core())?;
     let network = loopback::round_trips(Trips {
         request: BYTES,
         // About what an acknowledgement has.
         answer: 90,
         per_second: RATE,
         count,
-        core: Some(BROKER_CORE),
+        core: Some(broker_core()),
     })?;
     let subject = Subject::start(plan.dir(), &[])?;
     let cost = subject.measure(&Load {
