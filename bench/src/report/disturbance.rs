@@ -1,5 +1,6 @@
 //! What a checkpoint and retention do to the tail of the latencies.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -15,6 +16,8 @@ use crate::latency::{Latencies, Percentiles};
 use crate::load::generator::{Ack, Load, Sent};
 use crate::load::schedule::{Length, Pace};
 use crate::subject::{Outcome, Subject};
+
+type Metrics = BTreeMap<String, f64>;
 
 /// How often the sampler looks at the broker.
 const SAMPLE: Duration = Duration::from_millis(20);
@@ -32,14 +35,19 @@ fn checkpoint(plan: &Plan) -> Outcome<Figure> {
     let subject = Subject::start(plan.dir(), &[("log.journal.bytes", "134217728")])?;
     let targets = subject.topic("steady", MANY, &[])?;
     let load = steady(&subject, targets, plan.scaled(60));
-    let (sent, during) = watch(&subject, &load, |metrics| {
-        metrics
-            .get("ringfence_checkpoint_running")
-            .copied()
-            .unwrap_or(0.0)
-            > 0.0
+    // A checkpoint begins with slices of capturing and ends with its count; in between it drains, syncs and writes.
+    let count = |metrics: &Metrics, name: &str| metrics.get(name).copied().unwrap_or(0.0);
+    let mut idle: Option<(f64, f64)> = None;
+    let (sent, during) = watch(&subject, &load, move |metrics| {
+        let completed = count(metrics, "ringfence_checkpoints_total");
+        let slices = count(metrics, "ringfence_checkpoint_slices_total");
+        let (idle_completed, idle_slices) = *idle.get_or_insert((completed, slices));
+        if completed > idle_completed {
+            idle = Some((completed, slices));
+        }
+        completed > idle_completed || slices > idle_slices
     })?;
-    Ok(split("while a checkpoint runs", &sent, &during, Vec::new()))
+    split("while a checkpoint runs", &sent, &during, Vec::new())
 }
 
 /// The same load on another topic while retention takes 8 GiB.
@@ -83,7 +91,7 @@ fn retention(plan: &Plan) -> Outcome<Figure> {
         .copied()
         .unwrap_or(0.0);
     let notes = vec![format!("{removed} segments removed")];
-    Ok(split("while retention frees 8 GiB", &sent, &during, notes))
+    split("while retention frees 8 GiB", &sent, &during, notes)
 }
 
 fn shorten(native: &mut Native) {
@@ -126,7 +134,7 @@ fn steady(
 fn watch(
     subject: &Subject,
     load: &Load,
-    mut disturbed: impl FnMut(&std::collections::BTreeMap<String, f64>) -> bool + Send,
+    mut disturbed: impl FnMut(&Metrics) -> bool + Send,
 ) -> Outcome<(Sent, Vec<(Instant, Instant)>)> {
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -151,7 +159,7 @@ fn watch(
     })
 }
 
-fn split(what: &str, sent: &Sent, during: &[(Instant, Instant)], mut notes: Vec<String>) -> Figure {
+fn split(what: &str, sent: &Sent, during: &[(Instant, Instant)], mut notes: Vec<String>) -> Outcome<Figure> {
     let (mut quiet, mut disturbed) = (Latencies::new(), Latencies::new());
     for Ack { at, latency } in &sent.timeline {
         // An acknowledgement belongs to a span when any moment of its wait does.
@@ -160,17 +168,28 @@ fn split(what: &str, sent: &Sent, during: &[(Instant, Instant)], mut notes: Vec<
         let hit = during.iter().any(|(from, to)| begin <= *to && end >= *from);
         if hit { &mut disturbed } else { &mut quiet }.record(*latency);
     }
+    if quiet.count() == 0 || disturbed.count() == 0 {
+        return Err(format!(
+            "{what}: the run had no {}",
+            if quiet.count() == 0 {
+                "quiet part"
+            } else {
+                "disturbance"
+            }
+        )
+        .into());
+    }
     let (quiet, disturbed): (Percentiles, Percentiles) = (quiet.percentiles(), disturbed.percentiles());
     let seconds: f64 = during.iter().map(|(from, to)| (*to - *from).as_secs_f64()).sum();
     notes.push(format!(
         "{RATE} batches of {BATCH} B per second, disturbed for {seconds:.2} s"
     ));
-    Figure {
+    Ok(Figure {
         name: format!("p99.9 of acks {what}"),
         measured: disturbed.to_string(),
         reference: format!("undisturbed: {quiet}"),
         value: disturbed.p99_9_us / quiet.p99_9_us,
         target: Some(Target::AtMost(3.0)),
         notes,
-    }
+    })
 }
