@@ -6,7 +6,7 @@
 //! Limits. Memory for a frame is reserved in full before its first byte is kept, within a budget per connection and
 //! per shard; where there is none, the connection is not read from until there is. A reserved frame must arrive
 //! within a deadline that grows with its length, so that no one holds a reservation by dripping bytes. Memory itself
-//! grows with the bytes that came. Every path that ends a connection gives back what it held.
+//! grows with the bytes that came; a frame that misses much is filled in place by the driver ([`NetOp::Fill`]). Every path that ends a connection gives back what it held.
 
 mod assembler;
 #[cfg(test)]
@@ -16,7 +16,7 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use ringfence_engine::io::buf::BufSlice;
+use ringfence_engine::io::buf::{AppendBuf, BufSlice};
 use ringfence_engine::io::{ConnId, NetOp};
 use ringfence_engine::types::Now;
 
@@ -137,6 +137,8 @@ pub struct Listener {
     conns: HashMap<ConnId, Conn>,
     /// Connections with whole frames to hand out.
     runnable: VecDeque<ConnId>,
+    /// Connections whose frame may be worth filling in place.
+    large: Vec<ConnId>,
     /// Connections waiting for the shard's budget.
     starved: VecDeque<ConnId>,
     timers: BTreeSet<(u64, ConnId)>,
@@ -155,6 +157,7 @@ impl Listener {
             max_connections,
             conns: HashMap::new(),
             runnable: VecDeque::new(),
+            large: Vec::new(),
             starved: VecDeque::new(),
             timers: BTreeSet::new(),
             held: 0,
@@ -271,6 +274,52 @@ impl Listener {
         self.feed(now, id, data, net);
     }
 
+    /// Takes a buffer back that [`Listener::lend_buffers`] lent out. `buf` ends with what arrived.
+    pub fn filled(&mut self, now: Now, id: ConnId, buf: AppendBuf, net: &mut Vec<NetOp>) {
+        let Some(conn) = self.conns.get_mut(&id) else {
+            return;
+        };
+        conn.last_activity = now.mono;
+        if conn.stage == Stage::Closing {
+            return;
+        }
+        let (arrived, step) = conn.assembler.filled(buf);
+        self.stats.received_bytes.add(arrived as u64);
+        if let Step::Whole(frame) = step {
+            self.complete(id, frame);
+        }
+        self.feed(now, id, &[], net);
+    }
+
+    /// Lets the driver fill what is missing of large frames. To be called when all events of a turn are taken: a
+    /// buffer that is lent out takes no bytes here.
+    pub fn lend_buffers(&mut self, net: &mut Vec<NetOp>) {
+        for id in self.large.drain(..) {
+            let Some(conn) = self.conns.get_mut(&id) else {
+                continue;
+            };
+            if conn.stage != Stage::Open {
+                continue;
+            }
+            if let Some((buf, len)) = conn.assembler.lend() {
+                net.push(NetOp::Fill { conn: id, buf, len });
+            }
+        }
+    }
+
+    fn complete(&mut self, id: ConnId, frame: BufSlice) {
+        let Some(conn) = self.conns.get_mut(&id) else {
+            return;
+        };
+        conn.frame_deadline = None;
+        conn.in_flight += 1;
+        if conn.frames.is_empty() {
+            self.runnable.push_back(id);
+        }
+        conn.frames.push_back(frame);
+        self.stats.requests_in_flight.add(1);
+    }
+
     /// Cuts frames out of `data` until it is used up or a limit is met; what is left goes to the backlog.
     fn feed(&mut self, now: Now, id: ConnId, mut data: &[u8], net: &mut Vec<NetOp>) {
         let limits = self.limits.clone();
@@ -299,7 +348,12 @@ impl Listener {
                 })
             };
             match step {
-                Step::More => break,
+                Step::More => {
+                    if conn.assembler.wants_fill() {
+                        self.large.push(id);
+                    }
+                    break;
+                }
                 Step::Started { len } => {
                     conn.held += len;
                     let seconds = (len as u64).div_ceil(SLOWEST_BYTES_PER_SECOND);
@@ -307,15 +361,7 @@ impl Listener {
                     conn.frame_deadline = Some(deadline);
                     self.hold(len);
                 }
-                Step::Whole(frame) => {
-                    conn.frame_deadline = None;
-                    conn.in_flight += 1;
-                    if conn.frames.is_empty() {
-                        self.runnable.push_back(id);
-                    }
-                    conn.frames.push_back(frame);
-                    self.stats.requests_in_flight.add(1);
-                }
+                Step::Whole(frame) => self.complete(id, frame),
                 Step::Blocked => {
                     conn.assembler.keep(data);
                     conn.held += data.len();

@@ -1,3 +1,5 @@
+//! Frames, limits and the order of answers, event by event.
+
 use super::*;
 use crate::native::{Request, Response};
 use proptest::prelude::*;
@@ -38,6 +40,8 @@ struct Bench {
     listener: Listener,
     stats: Arc<ShardStats>,
     net: Vec<NetOp>,
+    /// A buffer lent out, and how much of it is to come.
+    fill: Option<(AppendBuf, usize)>,
 }
 
 fn bench(limits: Limits) -> Bench {
@@ -46,6 +50,7 @@ fn bench(limits: Limits) -> Bench {
         listener: Listener::new(limits, 1, Arc::clone(&stats)),
         stats,
         net: Vec::new(),
+        fill: None,
     }
 }
 
@@ -56,8 +61,33 @@ impl Bench {
         self.listener.greeted(id);
     }
 
-    fn receive(&mut self, id: ConnId, data: &[u8]) {
-        self.listener.received(at(1), id, data, &mut self.net);
+    /// Delivers as the driver does: what a lent buffer misses goes there.
+    fn receive(&mut self, id: ConnId, mut data: &[u8]) {
+        if let Some((mut buf, left)) = self.fill.take() {
+            let (ours, rest) = data.split_at(data.len().min(left));
+            buf.append(ours);
+            data = rest;
+            if left > ours.len() {
+                self.fill = Some((buf, left - ours.len()));
+            } else {
+                self.listener.filled(at(1), id, buf, &mut self.net);
+            }
+        }
+        if !data.is_empty() {
+            self.listener.received(at(1), id, data, &mut self.net);
+        }
+    }
+
+    /// The end of a loop turn; whether a buffer was lent out.
+    fn lend(&mut self) -> bool {
+        self.listener.lend_buffers(&mut self.net);
+        let fill = self.net.iter().position(|op| matches!(op, NetOp::Fill { .. }));
+        let Some(fill) = fill else { return false };
+        let NetOp::Fill { buf, len, .. } = self.net.remove(fill) else {
+            unreachable!("just found")
+        };
+        assert!(self.fill.replace((buf, len)).is_none(), "one fill at a time");
+        true
     }
 
     fn frames(&mut self) -> Vec<Incoming> {
@@ -101,7 +131,7 @@ proptest! {
     #[test]
     fn frames_come_out_whole_whatever_the_chunks(
         lens in proptest::collection::vec(24usize..400_000, 1..4),
-        cuts in proptest::collection::vec(1usize..70_000, 1..20),
+        cuts in proptest::collection::vec((1usize..70_000, any::<bool>()), 1..20),
     ) {
         let mut bench = bench(Limits { max_connection_bytes: 4 << 20, max_shard_bytes: 8 << 20, ..limits() });
         bench.open(CONN);
@@ -115,9 +145,13 @@ proptest! {
         let mut cuts = cuts.iter().cycle();
         let mut left = stream.as_slice();
         while !left.is_empty() {
-            let take = (*cuts.next().unwrap()).min(left.len());
+            let (cut, turn_ends) = *cuts.next().unwrap();
+            let take = cut.min(left.len());
             bench.receive(CONN, &left[..take]);
             left = &left[take..];
+            if turn_ends {
+                bench.lend();
+            }
         }
         let out: Vec<u8> = bench.frames().iter().flat_map(|incoming| incoming.frame.to_vec()).collect();
         prop_assert!(out == stream);
@@ -181,6 +215,43 @@ fn too_many_requests_pause_the_connection_until_some_are_answered() {
     bench.listener.closed(CONN);
     assert_eq!(bench.stats.held_bytes.get(), 0);
     assert_eq!(bench.stats.requests_in_flight.get(), 0);
+}
+
+#[test]
+fn a_large_frame_is_filled_in_place_and_grows_with_what_came() {
+    let len = 20 << 20;
+    let mut bench = bench(Limits {
+        max_request_bytes: 32 << 20,
+        max_connection_bytes: 32 << 20,
+        max_shard_bytes: 64 << 20,
+        ..limits()
+    });
+    bench.open(CONN);
+    let frame = frame_of(len);
+    bench.receive(CONN, &frame[..100]);
+    let mut at = 100;
+    while at < len {
+        assert!(bench.lend());
+        let (buf, want) = bench.fill.as_ref().unwrap();
+        assert!(
+            buf.capacity() <= (16 * at).max(4 << 20),
+            "{} at {at}",
+            buf.capacity()
+        );
+        let want = *want;
+        bench.receive(CONN, &frame[at..at + want / 2]);
+        assert!(!bench.lend(), "a lent buffer is lent once");
+        bench.receive(CONN, &frame[at + want / 2..at + want]);
+        at += want;
+    }
+    let frames = bench.frames();
+    assert!(frames.len() == 1 && *frames[0].frame == frame[..]);
+    assert_eq!(bench.stats.received_bytes.get(), len as u64);
+    bench.receive(CONN, &frame_of(100));
+    assert!(!bench.lend());
+    assert_eq!(bench.frames().len(), 1);
+    bench.listener.closed(CONN);
+    assert_eq!(bench.stats.held_bytes.get(), 0);
 }
 
 #[test]

@@ -229,6 +229,7 @@ impl Shard {
     pub fn turn_end(&mut self, now: Now, out: &mut Outbox) {
         self.store.turn_end(now, &mut out.disk);
         self.pump(now, out);
+        self.listener.lend_buffers(&mut out.net);
         self.proceed_to_stop(now, out);
         self.stats.turned_at.set(now.mono);
         for nanos in self.store.take_journal_latencies() {
@@ -260,6 +261,7 @@ impl Shard {
         match event {
             NetEvent::Accepted { conn, peer, .. } => self.listener.accepted(now, conn, peer, &mut out.net),
             NetEvent::Received { conn, data } => self.listener.received(now, conn, data, &mut out.net),
+            NetEvent::Filled { conn, buf } => self.listener.filled(now, conn, buf, &mut out.net),
             NetEvent::Sent { conn, bytes } => self.listener.sent(now, conn, bytes, &mut out.net),
             NetEvent::Closed { conn } => self.on_closed(conn, out),
             NetEvent::Released { conn, socket } => self.on_released(conn, socket, out),

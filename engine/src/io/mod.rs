@@ -12,7 +12,7 @@ pub mod uring;
 
 use std::fmt;
 
-use buf::BufSlice;
+use buf::{AppendBuf, BufSlice};
 use thiserror::Error;
 
 /// A file as the core names it; the core picks the number, the driver maps it to a descriptor.
@@ -193,6 +193,13 @@ pub enum NetOp {
     Pause { conn: ConnId },
     /// Receives again.
     Resume { conn: ConnId },
+    /// Puts the next `len` bytes that arrive behind those in `buf`, which has room for them, instead of delivering
+    /// them: large requests arrive in place. Completes with [`NetEvent::Filled`]; at most one per connection.
+    Fill {
+        conn: ConnId,
+        buf: AppendBuf,
+        len: usize,
+    },
     /// Closes after what was queued for sending is sent, or at once with `abort`.
     Close { conn: ConnId, abort: bool },
     /// Stops all I/O and gives the descriptor up; completes with [`NetEvent::Released`].
@@ -213,6 +220,8 @@ pub enum NetEvent<'a> {
     },
     /// Bytes received; only valid during the call that delivers them.
     Received { conn: ConnId, data: &'a [u8] },
+    /// What [`NetOp::Fill`] asked for is in `buf`. A connection that ends before that drops its buffer.
+    Filled { conn: ConnId, buf: AppendBuf },
     /// `bytes` more of what was queued have been sent.
     Sent { conn: ConnId, bytes: usize },
     /// The connection is gone (peer closed, error, or closed by us); its id is dead.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use ringfence_engine::batch::{BatchBuilder, NewRecord};
 use ringfence_engine::config::StoreConfig;
-use ringfence_engine::io::buf::BufSlice;
+use ringfence_engine::io::buf::{AppendBuf, BufSlice};
 use ringfence_engine::io::sim::{SimConfig, SimDisk};
 use ringfence_engine::io::{ConnId, NetEvent, NetOp};
 use ringfence_engine::store::Store;
@@ -44,6 +44,8 @@ struct Wire {
     /// Apis of requests without an answer, by correlation.
     asked: HashMap<u64, Api>,
     correlation: u64,
+    /// A buffer that the shard lent out, and how much of it is to come.
+    fill: Option<(AppendBuf, usize)>,
 }
 
 struct Seat {
@@ -175,6 +177,12 @@ impl Rig {
                 self.wires[client.0].at = Some((shard, conn));
                 self.step(shard, Event::Net(NetEvent::Adopted { conn, tag }));
             }
+            NetOp::Fill { conn, buf, len } => {
+                if let Some(client) = self.client_at(shard, conn) {
+                    let before = self.wires[client.0].fill.replace((buf, len));
+                    assert!(before.is_none(), "one fill at a time");
+                }
+            }
             NetOp::Pause { .. } | NetOp::Resume { .. } => {}
         }
     }
@@ -287,6 +295,7 @@ impl Rig {
             at: Some((shard, conn)),
             closed: false,
             inbox: Vec::new(),
+            fill: None,
             asked: HashMap::new(),
             correlation: 0,
         });
@@ -336,9 +345,21 @@ impl Rig {
         self.send_bytes(client, &bytes);
     }
 
-    pub(super) fn send_bytes(&mut self, client: Client, data: &[u8]) {
+    pub(super) fn send_bytes(&mut self, client: Client, mut data: &[u8]) {
         if let Some((shard, conn)) = self.wires[client.0].at {
-            self.step(shard, Event::Net(NetEvent::Received { conn, data }));
+            if let Some((mut buf, left)) = self.wires[client.0].fill.take() {
+                let (ours, rest) = data.split_at(data.len().min(left));
+                buf.append(ours);
+                data = rest;
+                if left > ours.len() {
+                    self.wires[client.0].fill = Some((buf, left - ours.len()));
+                } else {
+                    self.step(shard, Event::Net(NetEvent::Filled { conn, buf }));
+                }
+            }
+            if !data.is_empty() {
+                self.step(shard, Event::Net(NetEvent::Received { conn, data }));
+            }
         }
         self.settle();
     }

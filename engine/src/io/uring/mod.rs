@@ -319,6 +319,7 @@ impl Reactor {
         handler: &mut dyn FnMut(IoEvent<'_>),
     ) -> Result<(), RingError> {
         self.send_wakes();
+        self.net.end_lull(&mut self.ring);
         let mut wait = self.patience(wait_until);
         let mut mail = std::mem::take(&mut self.mail_kept);
         if mail {

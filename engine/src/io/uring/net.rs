@@ -4,18 +4,23 @@
 //! both are over; so no completion meets another connection. Bytes go out in the order they were queued. Bytes that
 //! arrived before a pause, a release or the peer's end are delivered before what follows them. After `Closed` or
 //! `Released` an id is dead; operations on dead ids do nothing, since the event may still be on its way to the caller.
+//!
+//! A receive is one of three. Usually a multishot one into provided buffers serves. A fill goes straight into the
+//! caller's buffer, which saves copying a large request once more (measured: a fifth of the processor time of a
+//! broker that takes batches of 1 MiB). After a fill one short receive looks at what follows, so that the next fill
+//! finds nothing to cancel; when that was not the beginning of a fill, multishot serves again.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
-use io_uring::{opcode, types};
+use io_uring::{opcode, squeue, types};
 
 use super::recv_buffers::{GROUP, RecvBuffers};
 use super::ring::{Cqe, Kind, Ring, Tag};
 use super::slab::{Key, Slab};
 use super::{clock, socket};
-use crate::io::buf::BufSlice;
+use crate::io::buf::{AppendBuf, BufSlice};
 use crate::io::{ConnId, NetEvent, NetOp, Socket};
 
 /// Most slices one send takes (UIO_MAXIOV is 1024; a shorter vector costs less to import).
@@ -23,6 +28,9 @@ const MAX_SLICES: usize = 256;
 
 /// A send takes slices until it has this many bytes, so that `Sent` keeps coming while much is queued.
 const SEND_BYTES: usize = 1 << 20;
+
+/// Most bytes of the short receive after a fill: a request's head, and all of a small request.
+const PEEK_BYTES: u32 = 4096;
 
 /// Pause after an accept that failed for lack of descriptors or memory, in nanoseconds.
 const ACCEPT_PAUSE: u64 = 100_000_000;
@@ -56,10 +64,39 @@ impl Phase {
 enum Receive {
     /// Not with the kernel.
     Off,
-    /// The kernel delivers.
+    /// The kernel delivers into provided buffers.
     Armed,
+    /// The kernel writes into the buffer of the connection's fill.
+    Filling,
     /// Cancelled; its last completion is to come.
     Stopping,
+}
+
+/// How the next bytes are received when no fill takes them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Manner {
+    /// By a multishot receive.
+    Multishot,
+    /// By one short receive: a fill was just over, and more may come.
+    Short,
+    /// The short receive is with the kernel, or over and the caller has not said yet whether a fill follows.
+    Looking,
+}
+
+/// A buffer to be filled: `left` more bytes, for which it has room.
+struct Fill {
+    buf: AppendBuf,
+    left: usize,
+}
+
+impl Fill {
+    /// Takes bytes that arrived in a provided buffer; returns what is left of them.
+    fn take<'d>(&mut self, data: &'d [u8]) -> &'d [u8] {
+        let (ours, rest) = data.split_at(data.len().min(self.left));
+        self.buf.append(ours);
+        self.left -= ours.len();
+        rest
+    }
 }
 
 /// What the kernel reads while a send is in flight.
@@ -126,6 +163,9 @@ struct Conn {
     fd: OwnedFd,
     phase: Phase,
     receive: Receive,
+    /// Where the next bytes go, while the kernel or a provided buffer still owes some.
+    fill: Option<Fill>,
+    manner: Manner,
     paused: bool,
     send: Box<SendFlight>,
 }
@@ -156,6 +196,14 @@ impl Conn {
         self.send.bufs.is_empty() && !self.send.in_flight
     }
 
+    /// Whether the caller may well ask for a fill next, so that nothing else is armed before it could.
+    fn awaits_caller(&self) -> bool {
+        self.manner == Manner::Looking
+            && self.phase == Phase::Open
+            && self.receive == Receive::Off
+            && self.fill.is_none()
+    }
+
     fn idle(&self) -> bool {
         self.receive == Receive::Off && !self.send.in_flight
     }
@@ -182,6 +230,8 @@ pub(super) struct NetDriver {
     listeners: Vec<Listener>,
     buffers: RecvBuffers,
     ready: VecDeque<Ready>,
+    /// Connections whose next receive waits for what the caller says to the last one.
+    lull: Vec<Key>,
 }
 
 type Handler<'h> = dyn FnMut(NetEvent<'_>) + 'h;
@@ -207,6 +257,17 @@ impl NetDriver {
             listeners: Vec::new(),
             buffers,
             ready: VecDeque::new(),
+            lull: Vec::new(),
+        }
+    }
+
+    /// Receives again on the connections that waited for the caller; to be called before the ring is entered.
+    pub(super) fn end_lull(&mut self, ring: &mut Ring) {
+        while let Some(key) = self.lull.pop() {
+            if let Some(conn) = self.conns.get_mut(key).filter(|conn| conn.awaits_caller()) {
+                conn.manner = Manner::Multishot;
+            }
+            self.settle(ring, key);
         }
     }
 
@@ -313,6 +374,16 @@ impl NetDriver {
             }),
             NetOp::Pause { conn } => self.change(ring, conn, |conn| conn.paused = true),
             NetOp::Resume { conn } => self.change(ring, conn, |conn| conn.paused = false),
+            NetOp::Fill { conn, buf, len } => {
+                assert!(
+                    len > 0 && len <= buf.remaining(),
+                    "the buffer has room for the fill"
+                );
+                self.change(ring, conn, |conn| {
+                    assert!(conn.fill.is_none(), "one fill at a time");
+                    conn.fill = Some(Fill { buf, left: len });
+                });
+            }
             NetOp::Close { conn, abort } => self.change(ring, conn, |conn| {
                 if abort {
                     conn.begin_close();
@@ -345,6 +416,8 @@ impl NetDriver {
             fd,
             phase: Phase::Open,
             receive: Receive::Off,
+            fill: None,
+            manner: Manner::Multishot,
             paused: false,
             send: SendFlight::new(),
         })
@@ -358,14 +431,20 @@ impl NetDriver {
         if conn.phase == Phase::Flushing && conn.all_sent() {
             conn.begin_close();
         }
-        let wanted = conn.phase == Phase::Open && !conn.paused;
-        match conn.receive {
-            Receive::Off if wanted => arm_receive(ring, key, conn),
-            Receive::Armed if !wanted => {
-                conn.receive = Receive::Stopping;
-                ring.cancel(Tag::new(Kind::Receive, key));
-            }
-            _ => {}
+        let open = conn.phase == Phase::Open;
+        let wanted = open && !conn.paused;
+        let stale = match conn.receive {
+            Receive::Armed => !wanted || conn.fill.is_some(),
+            Receive::Filling => !open,
+            Receive::Off | Receive::Stopping => false,
+        };
+        if stale {
+            conn.receive = Receive::Stopping;
+            ring.cancel(Tag::new(Kind::Receive, key));
+        } else if conn.receive == Receive::Off && open && conn.fill.is_some() {
+            arm_fill(ring, key, conn);
+        } else if conn.receive == Receive::Off && wanted && !conn.awaits_caller() {
+            arm_receive(ring, key, conn);
         }
         if conn.phase != Phase::Closing && !conn.send.in_flight {
             arm_send(ring, key, conn);
@@ -428,11 +507,13 @@ impl NetDriver {
             self.give_back(cqe);
             return;
         };
+        let filling = cqe.buffer().is_none() && conn.fill.is_some();
         if !cqe.more() {
             conn.receive = Receive::Off;
         }
         let phase = conn.phase;
         match cqe.result {
+            count if count > 0 && filling => take_fill(key, conn, count as usize, handler),
             count if count > 0 => {
                 let data = cqe
                     .buffer()
@@ -440,10 +521,7 @@ impl NetDriver {
                 if let Some(data) = data
                     && matches!(phase, Phase::Open | Phase::Releasing)
                 {
-                    handler(NetEvent::Received {
-                        conn: conn_id(key),
-                        data,
-                    });
+                    take_data(key, conn, data, handler);
                 }
             }
             // The peer sends no more. What it asked for before is still answered.
@@ -454,7 +532,11 @@ impl NetDriver {
             _ => conn.begin_close(),
         }
         self.give_back(cqe);
-        self.settle(ring, key);
+        if self.conns.get(key).is_some_and(Conn::awaits_caller) {
+            self.lull.push(key);
+        } else {
+            self.settle(ring, key);
+        }
     }
 
     fn give_back(&mut self, cqe: Cqe) {
@@ -505,11 +587,70 @@ fn accept_tag(index: u16) -> Tag {
     )
 }
 
+/// Arms the multishot receive, or after a fill the short one.
 fn arm_receive(ring: &mut Ring, key: Key, conn: &mut Conn) {
     conn.receive = Receive::Armed;
-    let entry = opcode::RecvMulti::new(types::Fd(conn.fd.as_raw_fd()), GROUP).build();
+    let fd = types::Fd(conn.fd.as_raw_fd());
+    let entry = if conn.manner == Manner::Short {
+        conn.manner = Manner::Looking;
+        opcode::Recv::new(fd, std::ptr::null_mut(), PEEK_BYTES)
+            .buf_group(GROUP)
+            .build()
+            .flags(squeue::Flags::BUFFER_SELECT)
+    } else {
+        opcode::RecvMulti::new(fd, GROUP).build()
+    };
     // SAFETY: the request points to nothing; the buffers it picks live until the ring is drained.
     unsafe { ring.push(Tag::new(Kind::Receive, key), entry) };
+}
+
+fn arm_fill(ring: &mut Ring, key: Key, conn: &mut Conn) {
+    let Some(fill) = &mut conn.fill else { return };
+    conn.receive = Receive::Filling;
+    let fd = types::Fd(conn.fd.as_raw_fd());
+    let len = u32::try_from(fill.left).unwrap_or(1 << 30);
+    let target = fill.buf.spare().as_mut_ptr();
+    // With MSG_WAITALL the kernel itself goes on until all has come.
+    let entry = opcode::Recv::new(fd, target, len)
+        .flags(libc::MSG_WAITALL)
+        .build();
+    // SAFETY: the buffer has room for `left` bytes and is neither written nor dropped while `Filling` or, after
+    // that, `Stopping`: only the completion touches it, and the slot is freed after the completion.
+    unsafe { ring.push(Tag::new(Kind::Receive, key), entry) };
+}
+
+/// Takes `count` bytes that the kernel wrote into the fill.
+fn take_fill(key: Key, conn: &mut Conn, count: usize, handler: &mut Handler<'_>) {
+    if let Some(fill) = &mut conn.fill {
+        fill.buf.advance(count);
+        fill.left -= count;
+    }
+    end_fill(key, conn, handler);
+}
+
+/// Takes bytes of a provided buffer: what a fill still wants goes there, the rest is delivered.
+fn take_data(key: Key, conn: &mut Conn, data: &[u8], handler: &mut Handler<'_>) {
+    let rest = match &mut conn.fill {
+        Some(fill) => fill.take(data),
+        None => data,
+    };
+    end_fill(key, conn, handler);
+    if !rest.is_empty() {
+        handler(NetEvent::Received {
+            conn: conn_id(key),
+            data: rest,
+        });
+    }
+}
+
+fn end_fill(key: Key, conn: &mut Conn, handler: &mut Handler<'_>) {
+    if let Some(fill) = conn.fill.take_if(|fill| fill.left == 0) {
+        conn.manner = Manner::Short;
+        handler(NetEvent::Filled {
+            conn: conn_id(key),
+            buf: fill.buf,
+        });
+    }
 }
 
 fn arm_send(ring: &mut Ring, key: Key, conn: &mut Conn) {

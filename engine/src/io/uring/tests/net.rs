@@ -1,3 +1,5 @@
+//! The reactor's connections against real sockets.
+
 use std::collections::{HashMap, VecDeque};
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -25,6 +27,7 @@ fn config(dir: &TempDir) -> RingConfig {
 enum Seen {
     Accepted(ConnId),
     Received(ConnId, Vec<u8>),
+    Filled(ConnId, AppendBuf),
     Sent(ConnId, usize),
     Closed(ConnId),
     Released(ConnId, Socket),
@@ -48,6 +51,7 @@ fn turn_until(reactor: &mut Reactor, until: u64) -> VecDeque<Seen> {
                     Seen::Accepted(conn)
                 }
                 IoEvent::Net(NetEvent::Received { conn, data }) => Seen::Received(conn, data.to_vec()),
+                IoEvent::Net(NetEvent::Filled { conn, buf }) => Seen::Filled(conn, buf),
                 IoEvent::Net(NetEvent::Sent { conn, bytes }) => Seen::Sent(conn, bytes),
                 IoEvent::Net(NetEvent::Closed { conn }) => Seen::Closed(conn),
                 IoEvent::Net(NetEvent::Released { conn, socket }) => Seen::Released(conn, socket),
@@ -208,6 +212,97 @@ fn a_paused_connection_pushes_back_and_loses_nothing() {
     drop(writer.join().unwrap());
     while !take(turn(&mut reactor), &mut got) {}
     assert!(got == expect);
+}
+
+/// Reads a stream partly through fills: the bytes in order, and how many fills there were.
+fn read_with_fills(
+    reactor: &mut Reactor,
+    conn: ConnId,
+    len: usize,
+    fill_of: fn(usize) -> usize,
+) -> (Vec<u8>, usize) {
+    let (mut got, mut fills, mut filling) = (Vec::new(), 0, 0);
+    while got.len() < len {
+        for event in turn(reactor) {
+            match event {
+                Seen::Received(_, data) => {
+                    assert_eq!(filling, 0, "a fill comes first");
+                    got.extend_from_slice(&data);
+                }
+                Seen::Filled(of, buf) => {
+                    assert_eq!(of, conn);
+                    assert_eq!((&buf[..3], buf.len()), (&b"pre"[..], 3 + filling));
+                    got.extend_from_slice(&buf[3..]);
+                    filling = 0;
+                    fills += 1;
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        let want = fill_of(got.len()).min(len - got.len());
+        if filling == 0 && want > 0 {
+            let mut buf = AppendBuf::with_capacity(want + 3);
+            buf.append(b"pre");
+            filling = want;
+            reactor.submit_net(NetOp::Fill { conn, buf, len: want });
+        }
+    }
+    (got, fills)
+}
+
+#[test]
+fn fills_and_deliveries_together_are_the_stream() {
+    let dir = TempDir::new().unwrap();
+    let mut reactor = Reactor::new(&config(&dir)).unwrap();
+    let (conn, mut client) = accept_one(&mut reactor);
+    let payload = pattern(9, 24 << 20);
+    let sent = payload.clone();
+    let writer = std::thread::spawn(move || {
+        client.write_all(&sent).unwrap();
+        client
+    });
+    // Large and small fills, and stretches without any, decided by how far the stream is.
+    let fill_of = |got: usize| match got % 7 {
+        0 | 1 => 3 << 20,
+        2 => 1,
+        3 => 70_001,
+        _ => 0,
+    };
+    let (got, fills) = read_with_fills(&mut reactor, conn, payload.len(), fill_of);
+    assert!(got == payload, "the stream differs");
+    assert!(fills > 0);
+    drop(writer.join().unwrap());
+    assert!(matches!(turn(&mut reactor).pop_front(), Some(Seen::Closed(_))));
+    assert_eq!((reactor.connections(), reactor.stats().stale), (0, 0));
+}
+
+#[test]
+fn a_connection_that_ends_under_a_fill_is_closed_and_its_buffer_dropped() {
+    let dir = TempDir::new().unwrap();
+    let mut reactor = Reactor::new(&config(&dir)).unwrap();
+    for ours in [false, true] {
+        let (conn, mut client) = accept_one(&mut reactor);
+        let buf = AppendBuf::with_capacity(1 << 20);
+        reactor.submit_net(NetOp::Fill {
+            conn,
+            buf,
+            len: 1 << 20,
+        });
+        client.write_all(&pattern(1, 1000)).unwrap();
+        if ours {
+            reactor.submit_net(NetOp::Close { conn, abort: true });
+        } else {
+            drop(client);
+        }
+        loop {
+            match turn(&mut reactor).pop_front() {
+                Some(Seen::Closed(closed)) => break assert_eq!(closed, conn),
+                None => {}
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+    assert_eq!((reactor.connections(), reactor.stats().stale), (0, 0));
 }
 
 #[test]
