@@ -145,7 +145,6 @@ impl Store {
             (Step::Walk { .. }, Err(error)) => {
                 self.set_index(no, base, IndexState::Unloaded);
                 self.reads_of_segment_failed(now, no, base, error, out);
-                self.something_ended(now, no, out);
             }
             (Step::Segment | Step::Walk { .. }, _) => {}
         }
@@ -392,7 +391,6 @@ impl Store {
             self.write_seal(no, base, out);
         }
         self.resume_reads(now, no, base, out);
-        self.something_ended(now, no, out);
     }
 
     /// Writes the full index blocks that write-back has passed.

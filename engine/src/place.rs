@@ -110,7 +110,6 @@ impl Store {
             Ok(_) if log.expects_dir => {
                 log.dir = DirState::Unknown;
                 self.fence_partition(no, FenceReason::FilesMissing, out);
-                self.something_ended(now, no, out);
             }
             Err(DiskError::Exists) if log.expects_dir => self.directory_ready(now, no, out),
             // A crash may have left the directory without its name.
@@ -150,7 +149,6 @@ impl Store {
             log.dir = DirState::Made;
         }
         self.advance_open_segments(now, no, out);
-        self.something_ended(now, no, out);
     }
 
     /// Advances every segment that is not sealed.
@@ -223,7 +221,6 @@ impl Store {
         self.reads_of_segment_failed(now, no, base, error, out);
         if error == DiskError::NotFound {
             self.fence_partition(no, FenceReason::FilesMissing, out);
-            self.something_ended(now, no, out);
         } else {
             self.place_failed(now, no, error, out);
         }
@@ -281,10 +278,10 @@ impl Store {
         self.drain_waiting(now, no, out);
         self.resume_load(now, no, base, out);
         self.resume_reads(now, no, base, out);
-        self.something_ended(now, no, out);
     }
 
-    /// Something of the log is no longer in flight: a cut, a drop or a removal may have waited for that.
+    /// Something of the log is no longer in flight: a cut, a drop or a removal may have waited for that. Called once
+    /// for every completion that belongs to a log, after it was handled.
     pub(crate) fn something_ended(&mut self, now: Now, no: LogNo, out: &mut Outbox) {
         self.truncate_may_go_on(now, no, out);
         self.drop_may_go_on(now, no, out);
@@ -299,7 +296,6 @@ impl Store {
         log.place_step = MIN_STEP;
         self.refuse_waiting(no, &AppendError::of_place(error), out);
         self.write_back.retry.push(no);
-        self.something_ended(now, no, out);
     }
 
     /// Tries again what is accepted but could not be placed.

@@ -347,7 +347,6 @@ impl Store {
         if let Some(segment) = self.log_mut(no).and_then(|log| log.segment_mut(segment)) {
             segment.readers = segment.readers.saturating_sub(1);
         }
-        self.something_ended(now, no, out);
         let Some(job) = self.reads.jobs.get_mut(&id) else {
             return;
         };
@@ -664,7 +663,6 @@ impl Store {
             self.set_aside(no, format!("{dir}/{name}"), false, None, out);
         }
         self.advance_open_segments(now, no, out);
-        self.set_aside_below(now, no, out);
         for id in self.reads.of_log(no, |b| b == Blocked::Listing) {
             self.set_blocked(id, Blocked::Nothing);
             self.advance_read(now, id, out);

@@ -133,7 +133,6 @@ impl Store {
             self.submit_listing(no, out);
         }
         self.advance_open_segments(now, no, out);
-        self.drop_may_go_on(now, no, out);
         if result.is_ok() {
             self.doom(path, is_dir, now.after_ms(self.cfg.delete_delay_ms));
         }

@@ -56,6 +56,11 @@ impl SmallFiles {
         self.writes.values().any(|w| w.log == log && w.kind == kind)
     }
 
+    /// The log that the chain on `file` writes for.
+    pub(crate) fn owner(&self, file: FileId) -> Option<LogNo> {
+        self.writes.get(&file).map(|w| w.log)
+    }
+
     /// Whether any chain is in flight for the log.
     pub(crate) fn is_writing_any(&self, log: LogNo) -> bool {
         self.writes.values().any(|w| w.log == log)
@@ -159,6 +164,5 @@ impl Store {
             // A missing index block or producer snapshot is rebuilt when it is wanted.
             (SmallKind::Epochs, None) | (SmallKind::Index { .. } | SmallKind::Producers, _) => {}
         }
-        self.something_ended(now, write.log, out);
     }
 }

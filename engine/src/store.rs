@@ -930,6 +930,7 @@ impl Store {
             return;
         };
         let result = completion.result;
+        let owner = self.owner_of(&pending);
         match pending {
             Pending::Journal => self.journal_done(now, completion.op, result, out),
             Pending::MakeDir { log } => self.directory_made(now, log, result, out),
@@ -945,7 +946,7 @@ impl Store {
             } => {
                 self.write_back_done(now, log, base, end, bytes, result, out);
             }
-            Pending::CutFile { log, base } => self.file_cut(now, log, base, result, out),
+            Pending::CutFile { log, base } => self.file_cut(log, base, result, out),
             Pending::Small { file } => self.small_step(now, file, result, out),
             Pending::Close { file } => self.ops.free_file(file),
             Pending::Checkpoint => self.checkpoint_step(now, result, out),
@@ -961,6 +962,27 @@ impl Store {
                 self.was_set_aside(now, log, to, is_dir, answer, result, out);
             }
             Pending::Remove => self.removal_step(now, result, out),
+        }
+        // Here and not in each handler: what waits for the end of all of them must not miss one (a rename did).
+        if let Some(no) = owner {
+            self.something_ended(now, no, out);
+        }
+    }
+
+    /// The log on whose files an operation works; effects of the journal find theirs by themselves.
+    fn owner_of(&self, pending: &Pending) -> Option<LogNo> {
+        match pending {
+            Pending::MakeDir { log }
+            | Pending::OpenSegment { log, .. }
+            | Pending::Allocate { log, .. }
+            | Pending::WriteBack { log, .. }
+            | Pending::CutFile { log, .. }
+            | Pending::List { log }
+            | Pending::IndexLoad { log, .. }
+            | Pending::Read { log, .. }
+            | Pending::SetAside { log, .. } => Some(*log),
+            Pending::Small { file } => self.small.owner(*file),
+            Pending::Journal | Pending::Close { .. } | Pending::Checkpoint | Pending::Remove => None,
         }
     }
 

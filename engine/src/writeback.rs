@@ -207,7 +207,6 @@ impl Store {
                 self.fence_partition(no, FenceReason::SegmentFailed, out);
             }
         }
-        self.something_ended(now, no, out);
         self.queue_write_back(no);
     }
 
@@ -243,7 +242,6 @@ impl Store {
 
     pub(crate) fn file_cut(
         &mut self,
-        now: Now,
         no: LogNo,
         base: Offset,
         result: Result<Done, DiskError>,
@@ -256,7 +254,6 @@ impl Store {
         segment.cutting = false;
         if result.is_err() {
             self.fence_partition(no, FenceReason::SegmentFailed, out);
-            self.something_ended(now, no, out);
             return;
         }
         segment.set_state(SegmentState::Sealed);
@@ -265,7 +262,6 @@ impl Store {
         // The next one may have waited for this one.
         self.queue_write_back(no);
         self.unpin(no);
-        self.something_ended(now, no, out);
     }
 
     /// Closes the active segment for appends and opens the next one in memory; its files follow before the first append.

@@ -131,3 +131,21 @@ fn eviction_after_a_cut_keeps_what_is_in_no_file() {
     assert_eq!(rig.read_all(), expect);
     assert_eq!(rig.restart(Crash::Power).read_all(), expect);
 }
+
+/// The last thing in flight that a cut waits for may be the rename of a file below the log start.
+#[test]
+fn a_cut_goes_on_when_the_last_rename_has_ended() {
+    let mut rig = Rig::new();
+    let all: Vec<_> = (0..40).map(value).collect();
+    all.iter().for_each(|value| rig.append_durably(value));
+    rig.checkpoint();
+    rig.store.set_high_watermark(P, Offset(40));
+    rig.call(|store, now, out| store.set_log_start(now, 41, P, Offset(30), out));
+    assert_eq!(rig.done(41), Ok(()));
+    let no = rig.store.find_no(P).expect("known");
+    let renaming = rig.store.log(no).expect("known").renaming;
+    assert!(renaming > 0, "files below the log start are being renamed");
+    rig.call(|store, now, out| store.truncate(now, 42, P, Offset(35), out));
+    assert_eq!(rig.done(42), Ok(()));
+    assert_eq!(rig.read_all(), all[30..35]);
+}
