@@ -7,7 +7,7 @@ use crate::index::{self, IndexBuilder, SegmentIndex, SegmentKey, WalkStop};
 use crate::io::{DiskError, DiskOp, Done, FileClass, FileId, OpenHow};
 use crate::limits::BLOCK;
 use crate::log::{Damage, LogNo};
-use crate::segment::{FileState, IndexState, SegmentState};
+use crate::segment::{FileState, IndexState, Segment, SegmentState};
 use crate::small::SmallKind;
 use crate::store::{Outbox, Pending, Store};
 use crate::types::{Now, Offset, Pos};
@@ -42,7 +42,7 @@ pub struct Load {
     step: Step,
     /// Bytes that the next read must bring at least.
     needed: u64,
-    /// The builder began with what the index file said.
+    /// The builder began with what the index file, or the index before a cut, said.
     from_file: bool,
 }
 
@@ -62,18 +62,17 @@ impl Store {
             base,
         };
         let path = log.path(base, "index");
-        if !log
-            .segment(base)
-            .is_some_and(|s| matches!(s.index, IndexState::Unloaded))
-        {
+        let segment = self.log_mut(no).and_then(|log| log.segment_mut(base));
+        let Some(segment) = segment.filter(|s| matches!(s.index, IndexState::Unloaded)) else {
             return;
-        }
+        };
+        let kept = segment.index_kept.take();
         let file = self.ops.file();
         let load = Load {
-            builder: IndexBuilder::new(key),
+            from_file: kept.is_some(),
+            builder: kept.map_or_else(|| IndexBuilder::new(key), IndexBuilder::resume),
             step: Step::Open { file },
             needed: 0,
-            from_file: false,
         };
         self.set_index(no, base, IndexState::Loading(Box::new(load)));
         let how = OpenHow {
@@ -315,15 +314,23 @@ impl Store {
         let Some(at) = log.segment_at(base) else {
             return false;
         };
-        let IndexState::Loading(load) = &mut log.segments[at].index else {
+        let segment = &mut log.segments[at];
+        let IndexState::Loading(load) = &mut segment.index else {
             return false;
         };
         let (pos, first) = (load.builder.end(), load.builder.next_offset());
+        let hint = segment.index_hint.as_ref().and_then(|hint| hint.covering(pos));
         let known = log
             .damage
             .iter()
             .find(|d| d.segment == base && d.bytes.start == pos.0 && d.offsets.start == first.0);
-        let skipped = known.is_some_and(|d| load.builder.add_hole(Pos(d.bytes.end), Offset(d.offsets.end)));
+        let skipped = known.is_some_and(|d| {
+            let (end, next) = (Pos(d.bytes.end), Offset(d.offsets.end));
+            // Lookups by time pass over what an index of these bytes knows to be too old.
+            let told = hint.filter(|i| i.first <= first && next <= i.next && end <= i.end);
+            load.builder
+                .add_hole(end, next, told.map_or(-1, |i| i.max_timestamp))
+        });
         if skipped {
             load.needed = 0;
         }
@@ -415,6 +422,17 @@ impl Store {
         self.write_blocks(no, base, from, to, false, out);
     }
 
+    /// Writes the seals that waited for renames to end.
+    pub(crate) fn write_seals(&mut self, no: LogNo, out: &mut Outbox) {
+        let sealed = |s: &&Segment| s.state() == SegmentState::Sealed && !s.index_sealed;
+        let bases: Vec<Offset> = self.log(no).map_or_else(Vec::new, |log| {
+            log.segments.iter().filter(sealed).map(|s| s.base).collect()
+        });
+        for base in bases {
+            self.write_seal(no, base, out);
+        }
+    }
+
     /// Writes the rest of a sealed segment's index, and its seal.
     pub(crate) fn write_seal(&mut self, no: LogNo, base: Offset, out: &mut Outbox) {
         let Some(segment) = self.log_mut(no).and_then(|log| log.segment_mut(base)) else {
@@ -446,6 +464,10 @@ impl Store {
             return;
         }
         let Some(log) = self.log_mut(no) else { return };
+        // A file of the same name may be on its way out.
+        if log.renaming > 0 || log.stale_indexes.contains(&base) {
+            return;
+        }
         let path = log.path(base, "index");
         let Some(segment) = log.segment_mut(base) else {
             return;

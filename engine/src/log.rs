@@ -84,6 +84,9 @@ pub struct Log {
     pub listing: Listing,
     /// Recovery let segments go whose files may still be there under their own names; a listing sets them aside.
     pub leftovers: bool,
+    /// Segments that a cut reopened and whose `.index` files tell of bytes that are gone: set aside like the files of
+    /// the segments above, before an index is written again.
+    pub stale_indexes: Vec<Offset>,
     /// Renames of its files (or its directory) to names set aside, in flight.
     pub renaming: u32,
     /// A name was set aside while the directory was being listed: it must be listed again.
@@ -144,6 +147,7 @@ impl Log {
             segments: VecDeque::from([Segment::empty(id, Offset(0))]),
             listing: Listing::Known,
             leftovers: false,
+            stale_indexes: Vec::new(),
             renaming: 0,
             relist: false,
             oldest: Offset(0),
@@ -248,7 +252,7 @@ impl Log {
         self.durable_start = self.log_start;
         self.forget_below_start();
         self.listing = Listing::Unknown;
-        self.leftovers |= self.segments.len() > 1;
+        self.leftovers |= self.segments.len() > 1 || !self.stale_indexes.is_empty();
     }
 
     /// Base of the oldest segment that is not sealed.
@@ -290,6 +294,7 @@ impl Log {
         self.is_writing()
             || self.renaming > 0
             || self.dir == DirState::Making
+            || self.listing == Listing::Pending
             || self.segments.iter().any(busy)
     }
 
@@ -305,6 +310,12 @@ impl Log {
     #[must_use]
     pub fn counted_dirty(&self) -> u64 {
         if self.fenced.is_some() { 0 } else { self.dirty() }
+    }
+
+    /// Whether a cut is carried out in memory and its record not durable yet: files above it must stay.
+    #[must_use]
+    pub fn is_cut_undecided(&self) -> bool {
+        matches!(self.state, LogState::Cutting { recorded: true, .. })
     }
 
     /// Whether it is on its way out.
@@ -424,6 +435,14 @@ impl Log {
             .find(|damage| damage.offsets.contains(&offset.0))
     }
 
+    /// The first damaged range that meets `from..to`.
+    #[must_use]
+    pub fn damage_in(&self, from: Offset, to: Offset) -> Option<&Damage> {
+        self.damage
+            .iter()
+            .find(|damage| damage.offsets.start < to.0 && from.0 < damage.offsets.end)
+    }
+
     /// Directory of the partition, relative to the data directory.
     #[must_use]
     pub fn dir(&self) -> String {
@@ -439,15 +458,28 @@ impl Log {
     /// Applies a replayed or decided cut to memory. `pos` is the byte of `offset` in the segment at `segment`;
     /// `prefix` holds the bytes of its block before it. Segments above are forgotten; returns them.
     pub fn cut(&mut self, offset: Offset, segment: Offset, pos: Pos, prefix: &[u8]) -> Vec<Segment> {
+        let last = self.active();
+        let nothing_goes = (last.base, last.end()) == (segment, pos) && last.state() == SegmentState::Active;
         let mut gone = Vec::new();
         while self.segments.back().is_some_and(|s| s.base > segment) {
             gone.extend(self.segments.pop_back());
         }
         match self.segments.back_mut().filter(|s| s.base == segment) {
             Some(last) => last.reopen(self.id, pos, offset, prefix),
-            None => self
-                .segments
-                .push_back(Segment::resumed(self.id, segment, offset, pos, prefix)),
+            None => {
+                // Replay: a roll without a batch behind it is not in the journal, a cut at its segment's start is.
+                if let Some(last) = self.segments.back_mut().filter(|s| s.next > s.base) {
+                    last.set_state(SegmentState::Sealing);
+                }
+                self.segments
+                    .push_back(Segment::resumed(self.id, segment, offset, pos, prefix));
+            }
+        }
+        if !nothing_goes {
+            // Entries above the cut would pass for entries of what is appended there: offsets and positions may agree.
+            self.active_mut().index_distrusted = true;
+            self.stale_indexes.retain(|base| *base != segment);
+            self.stale_indexes.push(segment);
         }
         self.oldest = self.oldest.min(segment);
         self.log_start = self.log_start.min(offset);

@@ -9,6 +9,7 @@ use std::collections::{HashMap, VecDeque};
 
 use crate::batch::{self, HEADER_BYTES};
 use crate::error::{FenceReason, ReadError};
+use crate::index::Interval;
 use crate::io::buf::{AppendBuf, BufSlice};
 use crate::io::{DirEntry, DiskError, DiskOp, Done};
 use crate::limits::BLOCK;
@@ -610,15 +611,19 @@ impl Store {
             return;
         }
         log.listing = Listing::Pending;
-        if log.renaming > 0 {
-            log.relist = true;
-        } else {
+        log.relist = true;
+        self.list_again(no, out);
+    }
+
+    /// Lists the directory again, when that was put off and no name in it is on its way out any more.
+    pub(crate) fn list_again(&mut self, no: LogNo, out: &mut Outbox) {
+        let due = |log: &Log| log.relist && log.renaming == 0 && !log.is_cut_undecided();
+        if self.log(no).is_some_and(due) {
             self.submit_listing(no, out);
         }
     }
 
-    /// Lists the directory now: no name in it is on its way out.
-    pub(crate) fn submit_listing(&mut self, no: LogNo, out: &mut Outbox) {
+    fn submit_listing(&mut self, no: LogNo, out: &mut Outbox) {
         let Some(log) = self.log_mut(no) else { return };
         log.relist = false;
         let path = log.dir();
@@ -628,10 +633,10 @@ impl Store {
 
     pub(crate) fn listed(&mut self, now: Now, no: LogNo, result: Result<Done, DiskError>, out: &mut Outbox) {
         let Some(log) = self.log_mut(no) else { return };
-        if log.relist {
-            if log.renaming == 0 {
-                self.submit_listing(no, out);
-            }
+        // What an undecided cut took from memory would be set aside as a stranger: the listing comes after it.
+        if log.relist || log.is_cut_undecided() {
+            log.relist = true;
+            self.list_again(no, out);
             return;
         }
         let names = match result {
@@ -656,10 +661,16 @@ impl Store {
         log.leftovers = false;
         let dir = log.dir();
         let leftovers = adopt_segments(log, &names);
+        log.stale_indexes.clear();
         for name in names.iter().filter(|n| n.name.ends_with(DELETE_SUFFIX)) {
             self.doom(format!("{dir}/{}", name.name), false, now.mono);
         }
-        for name in leftovers {
+        // A fenced shard does not know which of its cuts became durable.
+        for name in leftovers
+            .iter()
+            .filter(|_| self.fenced.is_none())
+            .collect::<Vec<_>>()
+        {
             self.set_aside(no, format!("{dir}/{name}"), false, None, out);
         }
         self.advance_open_segments(now, no, out);
@@ -689,9 +700,11 @@ fn adopt_segments(log: &mut Log, names: &[DirEntry]) -> Vec<String> {
     names
         .iter()
         .filter(|n| {
-            ["log", "index", "producers"]
-                .iter()
-                .any(|e| segment_base(&n.name, e).is_some_and(|base| !known(base)))
+            let stale = |base| log.stale_indexes.contains(&base);
+            segment_base(&n.name, "index").is_some_and(stale)
+                || ["log", "index", "producers"]
+                    .iter()
+                    .any(|e| segment_base(&n.name, e).is_some_and(|base| !known(base)))
         })
         .map(|n| n.name.clone())
         .collect()
@@ -807,22 +820,29 @@ fn next_for_time(log: &Log, searched: Offset, timestamp: i64, limit: Offset) -> 
         return Next::Wait(Blocked::Listing);
     }
     let from = searched.max(log.log_start);
+    if from < log.segments[0].base.min(limit) {
+        // A file is missing: what it held may be the record.
+        return refuse(ReadError::Damaged {
+            from,
+            to: log.segments[0].base,
+        });
+    }
     for segment in log.segments.iter().filter(|s| s.next > from) {
         let IndexState::Ready(builder) = &segment.index else {
             return Next::Wait(Blocked::Index(segment.base));
         };
-        if builder.max_timestamp() < timestamp {
+        let whole = builder.next_offset() >= segment.next && !builder.is_untimed();
+        if whole && builder.max_timestamp() < timestamp {
             continue;
         }
-        let found = builder
-            .index()
-            .iter()
-            .find(|i| i.next > from && i.max_timestamp >= timestamp);
+        // An interval without a time may be a hole, whose times are lost with it: the record may have been there.
+        let may_hold = |i: &Interval| i.next > from && (i.max_timestamp >= timestamp || i.max_timestamp < 0);
+        let found = builder.index().iter().find(may_hold);
         if let Some(interval) = found {
             if interval.first >= limit {
                 return Next::Answer(Answer::Time(None));
             }
-            if let Some(damage) = log.damage_at(interval.first.max(from)) {
+            if let Some(damage) = log.damage_in(interval.first.max(from), interval.next) {
                 return refuse_damaged(damage);
             }
             return Next::Range {
@@ -841,6 +861,14 @@ fn next_for_time(log: &Log, searched: Offset, timestamp: i64, limit: Offset) -> 
                 from: open,
                 to: builder.end(),
             };
+        }
+        // The walk stopped before the segment's end: what lies behind is damaged.
+        let lost = builder.next_offset().max(from);
+        if lost < segment.next.min(limit) {
+            return refuse(ReadError::Damaged {
+                from: lost,
+                to: segment.next,
+            });
         }
     }
     Next::Answer(Answer::Time(None))

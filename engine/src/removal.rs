@@ -64,6 +64,8 @@ pub(crate) struct Removal {
     pub(crate) renaming: usize,
     /// Logs whose directories may hold files that recovery let go, until they were listed.
     pub(crate) leftovers: Vec<LogNo>,
+    /// Cuts whose record is not durable yet, and the number of the record.
+    pub(crate) cutting: Vec<(LogNo, u64)>,
     /// Segments cut off by a truncation whose record is not durable yet.
     pub(crate) cut: Vec<(LogNo, Offset, FileState)>,
 }
@@ -129,8 +131,9 @@ impl Store {
             // Under its old name it could be taken for a live segment once a later one lies above it.
             Err(_) => self.fence_partition(no, FenceReason::SegmentFailed, out),
         }
-        if self.log(no).is_some_and(|log| log.relist && log.renaming == 0) {
-            self.submit_listing(no, out);
+        self.list_again(no, out);
+        if self.log(no).is_some_and(|log| log.renaming == 0) {
+            self.write_seals(no, out);
         }
         self.advance_open_segments(now, no, out);
         if result.is_ok() {
@@ -165,9 +168,12 @@ impl Store {
             self.log(*no)
                 .is_some_and(|log| self.commit.is_issued(log.drop_seq))
         };
+        // So with a cut: what it takes must be set aside before a snapshot holds it.
+        let recorded = |(_, seq): &(LogNo, u64)| self.commit.is_issued(*seq);
         !self.removal.leftovers.is_empty()
             || self.removal.renaming > 0
             || self.removal.dropping.iter().any(issued)
+            || self.removal.cutting.iter().any(recorded)
     }
 
     /// Queues a `-delete` name for removal.

@@ -312,6 +312,8 @@ pub struct Segment {
     pub index_sealed: bool,
     /// The index file disagreed with good bytes: it is not read again.
     pub index_distrusted: bool,
+    /// What is known of the index below a cut, where a load begins.
+    pub index_kept: Option<SegmentIndex>,
     /// What a distrusted index said: where a walk meets damage, it tells where batches may begin again.
     pub index_hint: Option<SegmentIndex>,
     /// Disk reads of the file in flight.
@@ -358,6 +360,7 @@ impl Segment {
             index_blocks: 0,
             index_sealed: false,
             index_distrusted: false,
+            index_kept: None,
             index_hint: None,
             readers: 0,
             cutting: false,
@@ -420,22 +423,27 @@ impl Segment {
         self.cut_index(id, pos, next);
     }
 
-    /// An index that reaches exactly up to the cut is kept; else the rest is walked when it is wanted.
+    /// An index that reaches exactly up to the cut is kept; else the rest is walked when it is wanted. The file is
+    /// written anew.
     fn cut_index(&mut self, partition: PartitionId, pos: Pos, next: Offset) {
         self.index_sealed = false;
-        let index = std::mem::replace(&mut self.index, IndexState::Unloaded);
+        self.index_blocks = 0;
+        let kept = self.index_kept.take();
+        let index = match std::mem::replace(&mut self.index, IndexState::Unloaded) {
+            IndexState::Ready(builder) => Some(builder.into_index()),
+            IndexState::Unloaded | IndexState::Loading(_) => kept,
+        };
         if pos == Pos(0) {
             self.index = IndexState::Ready(IndexBuilder::new(SegmentKey {
                 partition,
                 base: self.base,
             }));
-            self.index_blocks = 0;
-        } else if let IndexState::Ready(builder) = index {
-            let mut index = builder.into_index();
+        } else if let Some(mut index) = index {
             index.truncate(pos);
-            self.index_blocks = self.index_blocks.min(index.full_blocks());
             if index.end() == pos && index.next_offset() == next {
                 self.index = IndexState::Ready(IndexBuilder::resume(index));
+            } else {
+                self.index_kept = Some(index);
             }
         }
     }
@@ -459,7 +467,7 @@ impl Segment {
     /// Adds a run of lost bytes to the index, when it is complete so far; else a later walk skips them.
     pub fn index_hole(&mut self, from: Pos, to: Pos, next: Offset) {
         if let IndexState::Ready(builder) = &mut self.index
-            && (builder.end() != from || !builder.add_hole(to, next))
+            && (builder.end() != from || !builder.add_hole(to, next, -1))
         {
             self.index = IndexState::Unloaded;
         }

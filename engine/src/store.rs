@@ -1132,6 +1132,7 @@ impl Store {
         log.state = LogState::Open;
         let partition = log.id;
         answer(token, partition, Err(CommandError::Fenced(reason)), out);
+        self.list_again(no, out);
     }
 
     /// Fences one partition.

@@ -159,6 +159,9 @@ impl Store {
         let partition = log.id;
         let (dirty, memory) = (log.dirty(), log.memory());
         let gone = log.cut(offset, segment, pos, &prefix);
+        // With those goes all that belongs to them.
+        log.stale_indexes
+            .retain(|base| !gone.iter().any(|s| s.base == *base));
         let needs_rebuild = log.producers.truncate(offset);
         log.producers_stale |= needs_rebuild;
         let (dirty_after, memory_after) = (log.dirty(), log.memory());
@@ -176,6 +179,7 @@ impl Store {
         };
         self.commit
             .push(now, record, Body::None, Effect::Truncated { log: no });
+        self.removal.cutting.push((no, self.commit.taken()));
     }
 
     /// The cut is durable: files above it are set aside, appends go on.
@@ -193,7 +197,14 @@ impl Store {
         let end = log.log_end();
         log.durable_end = end;
         log.state = LogState::Open;
+        let stale = std::mem::take(&mut log.stale_indexes);
+        let stale: Vec<String> = stale.into_iter().map(|base| log.path(base, "index")).collect();
+        self.removal.cutting.retain(|(other, _)| *other != no);
         self.set_aside_cut(no, out);
+        for path in stale {
+            self.set_aside(no, path, false, None, out);
+        }
+        self.list_again(no, out);
         out.events.push(StoreEvent::Done {
             token,
             partition,

@@ -38,6 +38,8 @@ pub struct IndexBuilder {
     end: Pos,
     next: Offset,
     max_timestamp: i64,
+    /// An interval has no time: it is a hole, or its producer gave none.
+    untimed: bool,
 }
 
 impl IndexBuilder {
@@ -54,6 +56,7 @@ impl IndexBuilder {
             end: index.end(),
             next: index.next_offset(),
             max_timestamp: index.seal().max_timestamp,
+            untimed: index.entries.iter().any(|entry| entry.max_timestamp < 0),
             index,
             open: None,
         }
@@ -109,6 +112,7 @@ impl IndexBuilder {
         }
         let full = end.0 - open.pos.0 >= INTERVAL_BYTES;
         self.max_timestamp = self.max_timestamp.max(header.max_timestamp);
+        self.untimed |= header.max_timestamp < 0;
         (self.end, self.next) = (end, header.next_offset());
         if full {
             self.close();
@@ -117,8 +121,9 @@ impl IndexBuilder {
     }
 
     /// Adds a run of bytes that are lost, up to `end` and `next`, as an interval whose checksum no zeros have: what
-    /// follows it is found, and a reader of it meets damage. `false`, and nothing added, when it cannot be an interval.
-    pub fn add_hole(&mut self, end: Pos, next: Offset) -> bool {
+    /// follows it is found, and a reader of it meets damage. `max_timestamp` is the largest time in it, -1 when that is
+    /// not known. `false`, and nothing added, when it cannot be an interval.
+    pub fn add_hole(&mut self, end: Pos, next: Offset, max_timestamp: i64) -> bool {
         self.close();
         let (pos, first) = (self.end, self.next);
         let base = self.index.key().base.0;
@@ -140,11 +145,13 @@ impl IndexBuilder {
             len,
             crc: !crc.finalize(),
             epoch: self.last_epoch().unwrap_or_default().0,
-            max_timestamp: -1,
+            max_timestamp,
             max_timestamp_base: relative,
         };
         let added = self.index.push(entry);
         if added {
+            self.max_timestamp = self.max_timestamp.max(max_timestamp);
+            self.untimed |= max_timestamp < 0;
             (self.end, self.next) = (end, next);
         }
         added
@@ -219,6 +226,12 @@ impl IndexBuilder {
     #[must_use]
     pub fn max_timestamp(&self) -> i64 {
         self.max_timestamp
+    }
+
+    /// Whether some interval has no time: the largest timestamp then says nothing of it.
+    #[must_use]
+    pub fn is_untimed(&self) -> bool {
+        self.untimed
     }
 
     /// Leader epoch of the last batch.

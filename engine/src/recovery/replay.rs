@@ -661,7 +661,10 @@ impl State {
                 prefix,
                 ..
             } => {
-                log.leftovers |= !log.cut(*offset, *segment, *pos, prefix).is_empty();
+                // Segments may begin there again.
+                let gone = log.cut(*offset, *segment, *pos, prefix);
+                log.leftovers |= !gone.is_empty();
+                log.stale_indexes.extend(gone.iter().map(|s| s.base));
                 log.producers_stale |= log.producers.truncate(*offset);
             }
             Record::LogStart { offset, .. } => {

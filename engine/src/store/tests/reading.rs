@@ -125,6 +125,64 @@ fn a_lookup_by_time_over_damage_ends() {
     assert_eq!(answers[59], Ok(Some((Offset(59), 1590))));
 }
 
+/// A walk that stops at damage leaves the rest of the segment out of the index: a lookup must not pass over it.
+#[test]
+fn a_lookup_by_time_does_not_pass_over_a_segment_that_cannot_be_walked() {
+    let (rig, _) = sealed();
+    let touch = |disk: &mut SimDisk| {
+        let first = names(disk, ".log").remove(0);
+        assert!(disk.flip_bit(&first, 20, 5), "the first batch has another magic");
+        let path = names(disk, ".index").remove(0);
+        crate::io::Disk::run(disk, vec![DiskOp::Unlink { path }]).expect("the disk runs");
+    };
+    let mut rig = rig.try_restart(Crash::Power, touch).expect("recovery");
+    for life in 0..2 {
+        for timestamp in [1000, 1020, 1590, 2000] {
+            let found = lookup(&mut rig, timestamp);
+            assert!(
+                matches!(found, Err(ReadError::Damaged { .. })),
+                "{timestamp} in life {life}: {found:?}"
+            );
+        }
+        rig.checkpoint();
+        rig = rig.restart(Crash::Power);
+    }
+}
+
+/// Batches of the same size as those that a cut took lie at the same positions and offsets: the index file of the
+/// segment, from before the cut, would pass for theirs.
+#[test]
+fn a_lookup_by_time_after_a_cut_does_not_believe_the_index_from_before() {
+    for crash in [Crash::Kill, Crash::Power] {
+        for checkpoints in 0..3 {
+            let mut rig = Rig::new();
+            let put = |rig: &mut Rig, time: i64, count: usize| {
+                for _ in 0..count {
+                    rig.append_batch(P, &batch_of(&[7; 40_000], time, None));
+                    rig.settle();
+                }
+            };
+            put(&mut rig, 5, 20);
+            rig.checkpoint();
+            rig.call(|store, now, out| store.truncate(now, 42, P, Offset(3), out));
+            assert_eq!(rig.done(42), Ok(()));
+            put(&mut rig, 1000, 3);
+            (0..checkpoints).for_each(|_| rig.checkpoint());
+            let mut rig = rig.restart(crash);
+            let case = format!("{crash:?} after {checkpoints} checkpoints");
+            assert_eq!(lookup(&mut rig, 500), Ok(Some((Offset(3), 1000))), "{case}");
+            assert_eq!(lookup(&mut rig, 0), Ok(Some((Offset(0), 5))), "{case}");
+            assert_eq!(lookup(&mut rig, 1001), Ok(None), "{case}");
+            // Sealed, and looked at again from its new index.
+            put(&mut rig, 2000, 3);
+            rig.checkpoint();
+            let mut rig = rig.restart(crash);
+            assert_eq!(lookup(&mut rig, 500), Ok(Some((Offset(3), 1000))), "{case}");
+            assert_eq!(lookup(&mut rig, 1001), Ok(Some((Offset(6), 2000))), "{case}");
+        }
+    }
+}
+
 #[test]
 fn memory_stays_within_its_budget_and_what_left_it_is_read_from_disk() {
     let cfg = StoreConfig {
