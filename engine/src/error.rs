@@ -128,6 +128,9 @@ pub enum CommandError {
         log_start: Offset,
         log_end: Offset,
     },
+    /// The place of a cut could not be found, because the segment could not be read there; nothing was changed.
+    #[error("the place of the cut could not be read: {0}")]
+    Unreadable(ReadError),
     /// Retriable: another cut or drop of the partition is under way.
     #[error("the partition is busy with another cut; retry")]
     Busy,

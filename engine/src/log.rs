@@ -4,7 +4,7 @@
 //! `high_watermark <= durable_end`. The last segment is the active one and always exists, in memory at least; segments
 //! seal in order: sealed ones, then sealing ones, then the active one.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
 
 use crate::batch::BatchHeader;
@@ -86,7 +86,7 @@ pub struct Log {
     pub leftovers: bool,
     /// Segments that a cut reopened and whose `.index` files tell of bytes that are gone: set aside like the files of
     /// the segments above, before an index is written again.
-    pub stale_indexes: Vec<Offset>,
+    pub stale_indexes: BTreeSet<Offset>,
     /// Renames of its files (or its directory) to names set aside, in flight.
     pub renaming: u32,
     /// A name was set aside while the directory was being listed: it must be listed again.
@@ -147,7 +147,7 @@ impl Log {
             segments: VecDeque::from([Segment::empty(id, Offset(0))]),
             listing: Listing::Known,
             leftovers: false,
-            stale_indexes: Vec::new(),
+            stale_indexes: BTreeSet::new(),
             renaming: 0,
             relist: false,
             oldest: Offset(0),
@@ -375,7 +375,7 @@ impl Log {
         let Some(keep) = self.settings.retention_ms.filter(|_| active.next > active.base) else {
             return false;
         };
-        let Some(newest) = active.max_timestamp() else {
+        let Some(newest) = active.max_timestamp().filter(|_| !active.is_untimed()) else {
             return false;
         };
         let age = wall_ms.saturating_sub(newest.min(wall_ms));
@@ -478,8 +478,7 @@ impl Log {
         if !nothing_goes {
             // Entries above the cut would pass for entries of what is appended there: offsets and positions may agree.
             self.active_mut().index_distrusted = true;
-            self.stale_indexes.retain(|base| *base != segment);
-            self.stale_indexes.push(segment);
+            self.stale_indexes.insert(segment);
         }
         self.oldest = self.oldest.min(segment);
         self.log_start = self.log_start.min(offset);

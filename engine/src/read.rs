@@ -831,8 +831,7 @@ fn next_for_time(log: &Log, searched: Offset, timestamp: i64, limit: Offset) -> 
         let IndexState::Ready(builder) = &segment.index else {
             return Next::Wait(Blocked::Index(segment.base));
         };
-        let whole = builder.next_offset() >= segment.next && !builder.is_untimed();
-        if whole && builder.max_timestamp() < timestamp {
+        if !segment.is_untimed() && builder.max_timestamp() < timestamp {
             continue;
         }
         // An interval without a time may be a hole, whose times are lost with it: the record may have been there.

@@ -119,10 +119,18 @@ impl Store {
         let Some(keep) = log.settings.retention_ms else {
             return Ok(false);
         };
-        let Some(segment) = log.segment(base) else {
+        // A segment of whose records not all times are known goes when the one behind it goes: it is older.
+        let (mut newest, mut known) = (-1, false);
+        for segment in log.segments.iter().filter(|s| s.base >= base) {
+            newest = segment.max_timestamp().ok_or(segment.base)?.max(newest);
+            known = segment.next > segment.base && !segment.is_untimed();
+            if known {
+                break;
+            }
+        }
+        if !known {
             return Ok(false);
-        };
-        let newest = segment.max_timestamp().ok_or(base)?;
+        }
         // A client's clock may be absurd: a time in the far future would keep a segment for ever, so it counts as now.
         let age = now.wall_ms.saturating_sub(newest.min(now.wall_ms));
         Ok(u64::try_from(age).is_ok_and(|age| age > keep))

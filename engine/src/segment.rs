@@ -479,6 +479,15 @@ impl Segment {
         crate::loading::newest_time(&self.index)
     }
 
+    /// Whether the times of some of its records are lost or were never given: its largest timestamp then says nothing.
+    #[must_use]
+    pub fn is_untimed(&self) -> bool {
+        match &self.index {
+            IndexState::Ready(builder) => builder.is_untimed() || builder.next_offset() < self.next,
+            IndexState::Unloaded | IndexState::Loading(_) => false,
+        }
+    }
+
     /// Whether the index is being loaded.
     #[must_use]
     pub fn is_loading(&self) -> bool {

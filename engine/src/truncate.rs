@@ -108,18 +108,12 @@ impl Store {
             Ok(place) => {
                 self.record_cut(now, no, place.base, place.segment, place.pos, &place.prefix, out);
             }
-            Err(_) => {
-                let (log_start, log_end) = (log.log_start, log.log_end());
+            Err(error) => {
                 log.state = LogState::Open;
-                let error = CommandError::OutOfRange {
-                    asked: log_end,
-                    log_start,
-                    log_end,
-                };
                 out.events.push(StoreEvent::Done {
                     token,
                     partition,
-                    result: Err(error),
+                    result: Err(CommandError::Unreadable(error)),
                 });
                 self.drain_waiting(now, no, out);
             }

@@ -151,6 +151,8 @@ pub(super) struct Partition {
     pub cut: Vec<Batch>,
     /// Set by faults that damage silently: content may be refused, never wrong.
     pub fence_seen: bool,
+    /// Records may be damaged, and their times lost with them: such a segment goes when the one behind it is too old.
+    pub may_lose_times: bool,
 }
 
 impl Partition {
@@ -169,6 +171,7 @@ impl Partition {
             durable: 0,
             cut: Vec::new(),
             fence_seen: false,
+            may_lose_times: false,
         }
     }
 
@@ -271,13 +274,15 @@ impl Partition {
             let end = self.state.end;
             return self.wrong(format!("log start {start} is beyond the log end {end}"));
         }
-        let mut kept = 0;
+        let (mut kept, mut old_behind) = (0, false);
         for batch in self.state.batches.iter().rev().take_while(|b| b.base >= from) {
             let age = wall_ms.saturating_sub(batch.time);
             let too_old = self
                 .settings
                 .retention_ms
                 .is_some_and(|limit| age >= limit as i64);
+            old_behind |= too_old;
+            let too_old = too_old || (old_behind && self.may_lose_times);
             let too_much = self.settings.retention_bytes.is_some_and(|limit| kept >= limit);
             if batch.base < start && !too_old && !too_much && !self.state.truncated {
                 let base = batch.base;

@@ -271,7 +271,8 @@ impl Runner {
             )));
         };
         let (may_fence, may_damage) = (self.plan.profile.may_fence(), self.plan.profile.may_damage());
-        let shard_fenced = self.shard_fenced;
+        let store = self.node.as_ref().map(|node| node.store_of(id));
+        let shard_fenced = store.is_some_and(|store| store.fenced().is_some());
         let partition = self.known(id)?;
         match result {
             Ok(()) if what == "drop" => {
@@ -296,7 +297,11 @@ impl Runner {
                 }
                 Ok(())
             }
-            Err(CommandError::OutOfRange { .. }) if what == "truncate" && may_damage => {
+            Err(CommandError::Unreadable(ReadError::Disk(_))) if what == "truncate" && may_fence => {
+                partition.refuse(token);
+                Ok(())
+            }
+            Err(CommandError::Unreadable(ReadError::Damaged { .. })) if what == "truncate" && may_damage => {
                 partition.refuse(token);
                 Ok(())
             }

@@ -48,8 +48,9 @@ impl Runner {
             topic: TopicId(topic),
             index: self.rng.below(3) as u32,
         };
-        self.partitions
-            .insert(id, Partition::new(id, name, settings.clone()));
+        let mut partition = Partition::new(id, name, settings.clone());
+        partition.may_lose_times = self.plan.profile.may_damage();
+        self.partitions.insert(id, partition);
         self.node()?
             .call(id, |store, _, _| store.create(id, name, settings));
         self.begin_epoch(id)?;
