@@ -138,6 +138,12 @@ impl Checkpointer {
         self.phase
     }
 
+    /// When work is due that no completion sets off, in monotonic ns. With a full journal nothing may be in flight: a
+    /// capture that waited for something to happen would then wait for the next retention check.
+    pub(crate) fn next_wake(&self) -> Option<u64> {
+        matches!(self.phase, Phase::Capturing { .. }).then_some(0)
+    }
+
     /// Checkpoints completed in this life. A record is below both snapshots once two checkpoints that began after it
     /// have completed.
     #[must_use]
@@ -166,13 +172,20 @@ impl Store {
         match self.checkpoint.phase {
             Phase::Idle if self.checkpoint_due(now) => self.begin_checkpoint(),
             Phase::Idle | Phase::Syncing | Phase::Closing => {}
-            Phase::Capturing { next } => self.capture(next),
-            Phase::Draining => {
-                if self.checkpoint.pinned == 0 && !self.clear_leftovers(out) {
-                    self.sync_everything(out);
-                }
+            Phase::Capturing { next } => {
+                self.capture(next);
+                self.end_draining(out);
             }
+            Phase::Draining => self.end_draining(out),
             Phase::Writing => self.write_snapshot(out),
+        }
+    }
+
+    /// Syncs once what was captured is written; it may all have been before.
+    fn end_draining(&mut self, out: &mut Outbox) {
+        let checkpoint = &self.checkpoint;
+        if checkpoint.phase == Phase::Draining && checkpoint.pinned == 0 && !self.clear_leftovers(out) {
+            self.sync_everything(out);
         }
     }
 

@@ -886,10 +886,22 @@ impl Store {
         if segment.first_append_ms == 0 {
             segment.first_append_ms = now.wall_ms.max(1);
         }
-        // Read once, for the index and for the frame.
-        let sum = stamped.sum();
-        segment.index_batch(partition, &header, pos, BatchBytes::Summed(&sum));
-        let body = journal_body(&segment.tail, pos, end, sum);
+        let small = end.0 - pos.0 < BLOCK_BODY_BYTES;
+        let body = if small {
+            // Reading a small batch twice costs less than combining sums.
+            segment.index_batch(
+                partition,
+                &header,
+                pos,
+                BatchBytes::Split(&stamped.head, &stamped.rest),
+            );
+            Body::Inline(segment.tail.slices(pos, end))
+        } else {
+            // Read once, for the index and for the frame.
+            let sum = stamped.sum();
+            segment.index_batch(partition, &header, pos, BatchBytes::Summed(&sum));
+            block_body(&segment.tail, pos, end, sum)
+        };
         let segment_base = segment.base;
         log.producers.record(&header, base, now.wall_ms);
 
@@ -1052,8 +1064,9 @@ impl Store {
             self.commit
                 .issue(now, &mut || ops.id(Pending::Journal), &mut out.ops);
         }
-        self.pump_write_back(now, out);
+        // A checkpoint says what must be written back, so write-back comes after it.
         self.pump_checkpoint(now, out);
+        self.pump_write_back(now, out);
         self.pump_removal(now, out);
     }
 
@@ -1083,6 +1096,7 @@ impl Store {
     pub fn next_wake(&self) -> Option<u64> {
         let wakes = [
             self.commit.next_wake(),
+            self.checkpoint.next_wake().filter(|_| self.fenced.is_none()),
             self.retention.next_wake().filter(|_| self.fenced.is_none()),
             self.removal.next_wake(),
         ];
@@ -1215,11 +1229,8 @@ fn stamped(
 /// Batches of at least this size go to the journal straight from the tail's blocks; smaller ones are copied.
 const BLOCK_BODY_BYTES: u64 = 32 << 10;
 
-/// The journal's view of the bytes `from..to` of a tail.
-fn journal_body(tail: &Tail, from: Pos, to: Pos, sum: crc32fast::Hasher) -> Body {
-    if to.0 - from.0 < BLOCK_BODY_BYTES {
-        return Body::Inline(tail.slices(from, to));
-    }
+/// The journal's view of the bytes `from..to` of a tail, as blocks.
+fn block_body(tail: &Tail, from: Pos, to: Pos, sum: crc32fast::Hasher) -> Body {
     let first = from.floor(BLOCK as u64);
     let whole = to.floor(BLOCK as u64);
     let mut slices = tail.slices(first, whole);

@@ -23,6 +23,8 @@ struct Open {
 pub enum BatchBytes<'a> {
     /// All of them.
     All(&'a [u8]),
+    /// All of them, in two pieces.
+    Split(&'a [u8], &'a [u8]),
     /// Their checksum, already taken.
     Summed(&'a crc32fast::Hasher),
 }
@@ -104,6 +106,10 @@ impl IndexBuilder {
         });
         match bytes {
             BatchBytes::All(bytes) => open.crc.update(bytes),
+            BatchBytes::Split(head, rest) => {
+                open.crc.update(head);
+                open.crc.update(rest);
+            }
             BatchBytes::Summed(sum) => open.crc.combine(sum),
         }
         if header.max_timestamp > open.max_timestamp {

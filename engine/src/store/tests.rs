@@ -5,6 +5,7 @@ mod damage;
 mod faults;
 mod lifecycle;
 mod plain;
+mod progress;
 mod reading;
 mod truncation;
 
