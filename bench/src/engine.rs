@@ -165,6 +165,23 @@ impl Engine {
         })
     }
 
+    /// Waits until the store has nothing to do.
+    ///
+    /// # Errors
+    /// When the store is fenced.
+    pub fn settle(&mut self) -> Result<(), EngineError> {
+        loop {
+            // The first turn issues what the last events made due.
+            let busy = self.reactor.disk_pending() > 0;
+            for event in self.turn(busy)? {
+                check(&event)?;
+            }
+            if !busy && self.reactor.disk_pending() == 0 {
+                return Ok(());
+            }
+        }
+    }
+
     fn append(
         &mut self,
         partition: PartitionId,

@@ -15,12 +15,18 @@ use crate::producers::encode_file;
 use crate::segment::{FileState, SegmentState};
 use crate::small::SmallKind;
 use crate::store::{Outbox, Pending, Store};
-use crate::types::{Now, Offset, Pos};
+use crate::types::{Lsn, Now, Offset, Pos};
 
 /// Largest single write-back.
 const PIECE: u64 = 1 << 20;
 /// Write-backs in flight while there is time.
 const CALM_DEPTH: usize = 2;
+/// Bytes that may be written back per journal byte while there is time, and when none is left: in between
+/// write-back keeps up.
+const CALM_SHARE: f64 = 1.0 / 16.0;
+const URGENT_SHARE: f64 = 4.0;
+/// Most bytes of write-back that journal writes earn ahead.
+const MOST_CREDIT: f64 = (4 * PIECE) as f64;
 /// Write-backs of one segment in flight at once.
 const PER_SEGMENT: usize = 4;
 
@@ -33,6 +39,9 @@ pub(crate) struct WriteBack {
     pub(crate) retry: Vec<LogNo>,
     /// Operations in flight.
     pub(crate) in_flight: usize,
+    /// Bytes that may be written back although the journal is busy, earned by its completed writes up to `paid`.
+    credit: f64,
+    paid: Lsn,
     /// Accepted bytes not yet in segments.
     pub(crate) dirty: u64,
     /// Bytes of tails in memory.
@@ -76,8 +85,13 @@ impl Store {
         if self.fenced.is_some() {
             return;
         }
-        let depth = self.write_back_depth();
-        while self.write_back.in_flight < depth {
+        let urgency = self.write_back_urgency();
+        self.earn_write_back(urgency);
+        let most = self.cfg.write_back_depth;
+        let depth = CALM_DEPTH.min(most) + (most.saturating_sub(CALM_DEPTH) as f64 * urgency) as usize;
+        while self.write_back.in_flight < depth
+            && (self.write_back.credit > 0.0 || self.commit.in_flight() == 0)
+        {
             let Some(no) = self.write_back.queue.pop_front() else {
                 break;
             };
@@ -89,15 +103,22 @@ impl Store {
         self.evict();
     }
 
-    /// How many write-backs may be in flight: few while there is time, since acknowledgements share the device with
-    /// them; all that are allowed as memory or journal run out.
-    fn write_back_depth(&self) -> usize {
-        let most = self.cfg.write_back_depth;
+    /// From 0 while more than half of the memory for dirty bytes and of the journal is free to 1 when one is used up.
+    fn write_back_urgency(&self) -> f64 {
         let dirty = self.write_back.dirty as f64 / self.cfg.dirty_bytes.max(1) as f64;
         let half = (self.commit.data_capacity() / 2).max(1) as f64;
         let journal = 1.0 - self.commit.data_room() as f64 / half;
-        let urgency = dirty.max(journal).clamp(0.0, 1.0);
-        CALM_DEPTH.min(most) + (most.saturating_sub(CALM_DEPTH) as f64 * urgency) as usize
+        (2.0 * dirty - 1.0).max(journal).clamp(0.0, 1.0)
+    }
+
+    /// Write-back shares the device with the journal in proportion: some devices let a synced write wait for as long
+    /// as others keep coming, so a bound on what is in flight alone starves acknowledgements.
+    fn earn_write_back(&mut self, urgency: f64) {
+        let durable = self.commit.durable_lsn();
+        let written = durable.0.saturating_sub(self.write_back.paid.0) as f64;
+        self.write_back.paid = durable;
+        let share = CALM_SHARE + (URGENT_SHARE - CALM_SHARE) * urgency * urgency;
+        self.write_back.credit = (self.write_back.credit + written * share).min(MOST_CREDIT);
     }
 
     fn write_back_log(&mut self, now: Now, no: LogNo, out: &mut Outbox) {
@@ -155,6 +176,7 @@ impl Store {
                 bytes,
             });
             self.write_back.in_flight += 1;
+            self.write_back.credit = (self.write_back.credit - bytes as f64).max(-MOST_CREDIT);
             out.ops.push((
                 op,
                 DiskOp::Write {
