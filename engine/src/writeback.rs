@@ -23,7 +23,7 @@ const PIECE: u64 = 1 << 20;
 const CALM_DEPTH: usize = 2;
 /// Bytes that may be written back per journal byte while there is time, and when none is left: in between
 /// write-back keeps up.
-const CALM_SHARE: f64 = 1.0 / 16.0;
+const CALM_SHARE: f64 = 1.0 / 32.0;
 const URGENT_SHARE: f64 = 4.0;
 /// Most bytes of write-back that journal writes earn ahead.
 const MOST_CREDIT: f64 = (4 * PIECE) as f64;

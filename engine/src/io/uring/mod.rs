@@ -18,6 +18,7 @@ mod ring;
 mod slab;
 mod socket;
 
+use std::collections::VecDeque;
 use std::fs::File;
 use std::marker::PhantomData;
 use std::net::SocketAddr;
@@ -61,6 +62,9 @@ pub struct RingConfig {
     pub recv_buffers: u16,
     /// Size of a receive buffer, in bytes.
     pub recv_buffer_bytes: u32,
+    /// A turn that has delivered this many bytes from sockets leaves the rest to the next one, so that what they set
+    /// off is submitted before more is taken in.
+    pub turn_bytes: usize,
 }
 
 impl RingConfig {
@@ -74,6 +78,7 @@ impl RingConfig {
             disk_depth: 256,
             recv_buffers: 128,
             recv_buffer_bytes: 64 << 10,
+            turn_bytes: 512 << 10,
         }
     }
 }
@@ -189,7 +194,9 @@ pub struct Reactor {
     mailbox: Option<Mailbox>,
     /// Wakes of other rings that are on their way.
     wakes: Slab<Arc<mailbox::Bell>>,
-    cqes: Vec<Cqe>,
+    /// Completions taken from the ring and not dispatched yet.
+    cqes: VecDeque<Cqe>,
+    turn_bytes: usize,
     grain: usize,
     direct_warned: bool,
     /// Mail was noticed by a turn that had nobody to tell.
@@ -225,7 +232,8 @@ impl Reactor {
             net: NetDriver::new(buffers),
             mailbox: None,
             wakes: Slab::new(),
-            cqes: Vec::new(),
+            cqes: VecDeque::new(),
+            turn_bytes: cfg.turn_bytes.max(1),
             grain,
             direct_warned: false,
             mail_kept: false,
@@ -336,13 +344,8 @@ impl Reactor {
             mail |= mailbox.bell.end_wait();
         }
         self.deliver_ready(handler);
-        let mut cqes = std::mem::take(&mut self.cqes);
-        let reaped = self.ring.reap(&mut cqes);
-        for cqe in cqes.drain(..) {
-            self.dispatch(cqe, handler);
-            self.deliver_ready(handler);
-        }
-        self.cqes = cqes;
+        let reaped = self.ring.reap(&mut self.cqes);
+        self.dispatch_some(handler);
         if mail {
             handler(IoEvent::Mail);
         }
@@ -352,7 +355,7 @@ impl Reactor {
 
     /// How long this turn may wait.
     fn patience(&mut self, wait_until: Option<u64>) -> Option<Duration> {
-        if self.disk.has_ready() || self.net.has_ready() {
+        if self.disk.has_ready() || self.net.has_ready() || !self.cqes.is_empty() {
             return Some(Duration::ZERO);
         }
         let retry = self.net.next_retry();
@@ -397,6 +400,20 @@ impl Reactor {
             handler(IoEvent::Disk(completion));
         }
         self.net.deliver_ready(&mut |event| handler(IoEvent::Net(event)));
+    }
+
+    /// Dispatches completions until they are used up or have brought as many bytes as a turn takes.
+    fn dispatch_some(&mut self, handler: &mut dyn FnMut(IoEvent<'_>)) {
+        let mut bytes = 0;
+        while bytes < self.turn_bytes
+            && let Some(cqe) = self.cqes.pop_front()
+        {
+            if cqe.tag.kind == Kind::Receive {
+                bytes += usize::try_from(cqe.result).unwrap_or(0);
+            }
+            self.dispatch(cqe, handler);
+            self.deliver_ready(handler);
+        }
     }
 
     fn dispatch(&mut self, cqe: Cqe, handler: &mut dyn FnMut(IoEvent<'_>)) {
@@ -479,7 +496,7 @@ impl Drop for Reactor {
                 }
             }
         }
-        if !self.ring.drain(DRAIN_ROUNDS) {
+        if !self.ring.drain(std::mem::take(&mut self.cqes), DRAIN_ROUNDS) {
             tracing::error!(
                 in_flight = self.ring.in_flight(),
                 "the kernel did not finish all operations; their buffers are kept for ever"

@@ -302,7 +302,7 @@ impl Ring {
     }
 
     /// Moves all ready completions into `into`. `Err` when the kernel dropped some.
-    pub(super) fn reap(&mut self, into: &mut Vec<Cqe>) -> Result<(), RingError> {
+    pub(super) fn reap(&mut self, into: &mut VecDeque<Cqe>) -> Result<(), RingError> {
         let mut queue = self.ring.completion();
         if queue.overflow() > 0 {
             return Err(RingError::CompletionsLost);
@@ -322,20 +322,19 @@ impl Ring {
             if !cqe.more() && tag.kind != Kind::Mail {
                 self.in_flight = self.in_flight.saturating_sub(1);
             }
-            into.push(cqe);
+            into.push_back(cqe);
         }
         Ok(())
     }
 
     /// Cancels everything and takes completions until the kernel holds nothing more. False when it still does
-    /// after the patience of `rounds` waits of 50 ms.
-    pub(super) fn drain(&mut self, rounds: u32) -> bool {
+    /// after the patience of `rounds` waits of 50 ms. `taken` were reaped and will not be dispatched.
+    pub(super) fn drain(&mut self, mut taken: VecDeque<Cqe>, rounds: u32) -> bool {
         self.in_flight -= self.backlog.len();
         self.backlog.clear();
         let everything = opcode::AsyncCancel2::new(types::CancelBuilder::any()).build();
         // SAFETY: a cancellation points to nothing.
         unsafe { self.push(Tag::single(Kind::Ignored), everything) };
-        let mut taken = Vec::new();
         for _ in 0..rounds {
             if self.enter(Some(Duration::from_millis(50))).is_err() || self.reap(&mut taken).is_err() {
                 return false;

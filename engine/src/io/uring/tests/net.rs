@@ -154,6 +154,14 @@ fn a_tiny_ring_serves_all_the_same() {
     echo_with(&cfg, 40, 50_000);
 }
 
+#[test]
+fn a_turn_that_takes_few_bytes_leaves_the_rest_to_the_next() {
+    let dir = TempDir::new().unwrap();
+    let mut cfg = config(&dir);
+    cfg.turn_bytes = 1;
+    echo_with(&cfg, 50, 200_000);
+}
+
 fn accept_one(reactor: &mut Reactor) -> (ConnId, TcpStream) {
     let (_, addr) = reactor.listen(loopback()).unwrap();
     let client = TcpStream::connect(addr).unwrap();
