@@ -74,8 +74,8 @@ pub struct Engine {
 struct Flight {
     /// Appended, not yet answered: by token.
     asked: HashMap<u64, Instant>,
-    /// Accepted, not yet durable: by partition, oldest first.
-    accepted: HashMap<PartitionId, VecDeque<(Offset, Instant)>>,
+    /// Accepted, not yet durable: by index of the partition, oldest first.
+    accepted: Vec<VecDeque<(Offset, Instant)>>,
     count: usize,
     /// Refused for the moment, to be appended again.
     again: Vec<(PartitionId, Instant)>,
@@ -142,7 +142,10 @@ impl Engine {
     pub fn run(&mut self, work: &Work) -> Result<Done, EngineError> {
         let size = work.batches[0].len() as u64;
         let total = (work.total / size).max(1);
-        let mut flight = Flight::default();
+        let mut flight = Flight {
+            accepted: vec![VecDeque::new(); self.partitions.len()],
+            ..Flight::default()
+        };
         let mut issued = 0u64;
         let start = Instant::now();
         while flight.durable < total {
@@ -247,7 +250,7 @@ impl Flight {
                 let since = self.asked.remove(token).unwrap_or_else(Instant::now);
                 match result {
                     Ok(appended) => {
-                        let queue = self.accepted.entry(*partition).or_default();
+                        let queue = &mut self.accepted[partition.index as usize];
                         queue.push_back((appended.end, since));
                     }
                     Err(AppendError::Busy) => self.again.push((*partition, since)),
@@ -255,7 +258,7 @@ impl Flight {
                 }
             }
             StoreEvent::Durable { partition, end } => {
-                let queue = self.accepted.entry(*partition).or_default();
+                let queue = &mut self.accepted[partition.index as usize];
                 let now = Instant::now();
                 while let Some((batch_end, since)) = queue.front().copied().filter(|first| first.0 <= *end) {
                     debug_assert!(batch_end <= *end);

@@ -47,6 +47,9 @@ pub struct LogArgs {
     /// Laps of the journal that count as sustained.
     #[arg(long, default_value_t = 10)]
     pub laps: u64,
+    /// Sizes of a batch for `partitions`, in KiB.
+    #[arg(long, num_args = 1.., default_values_t = [1, 4])]
+    pub batch_kib: Vec<usize>,
     /// Print JSON.
     #[arg(long)]
     pub json: bool,
@@ -86,8 +89,8 @@ pub fn figures(args: &LogArgs) -> Outcome<Vec<Figure>> {
         figures.push(single(dir.path())?);
     }
     if wanted(Scenario::Partitions) {
-        for size in [1 << 10, 4 << 10] {
-            figures.extend(partitions(dir.path(), size, args.laps)?);
+        for kib in &args.batch_kib {
+            figures.extend(partitions(dir.path(), kib << 10, args.laps)?);
         }
     }
     Ok(figures)

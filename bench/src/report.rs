@@ -105,6 +105,7 @@ fn engine(plan: &Plan) -> Outcome<Vec<Figure>> {
     log::figures(&LogArgs {
         data_dir: plan.dir.clone(),
         only: Vec::new(),
+        batch_kib: vec![1, 4],
         laps: plan.scaled(10),
         json: false,
     })

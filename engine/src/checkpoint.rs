@@ -72,6 +72,8 @@ pub struct Checkpointer {
     applied: Lsn,
     /// Partitions whose write-back the running checkpoint waits for.
     pinned: usize,
+    /// About how far write-back (in bytes of this life) is when it ends: what was dirty at the capture is then written.
+    drained_at: u64,
     outstanding: usize,
     /// A write of the snapshot found the disk full: it is given up when the others have ended.
     refused: bool,
@@ -106,6 +108,7 @@ impl Checkpointer {
             lsn,
             applied: lsn,
             pinned: 0,
+            drained_at: 0,
             outstanding: 0,
             refused: false,
             submitted: 0,
@@ -130,6 +133,14 @@ impl Checkpointer {
     /// One partition fewer to wait for.
     pub(crate) fn release_pin(&mut self) {
         self.pinned -= 1;
+    }
+
+    /// About how many bytes the running checkpoint waits to see written back; `written` were in this life.
+    pub(crate) fn left_to_drain(&self, written: u64) -> u64 {
+        match self.phase {
+            Phase::Draining if self.pinned > 0 => self.drained_at.saturating_sub(written),
+            _ => 0,
+        }
     }
 
     /// Where it stands.
@@ -228,6 +239,7 @@ impl Store {
         self.stats.checkpoint_slices += 1;
         self.checkpoint.applied = applied;
         let done = last == self.logs.len();
+        self.checkpoint.drained_at = self.stats.written_back_bytes + self.write_back.dirty;
         self.checkpoint.set_phase(if done {
             Phase::Draining
         } else {
@@ -443,7 +455,8 @@ impl Store {
         checkpoint.set_phase(Phase::Idle);
         self.stats.checkpoints += 1;
         self.stats.snapshot_bytes = checkpoint.body.len() as u64;
-        checkpoint.body = Vec::new();
+        // The next one is about as large: its memory is kept rather than touched anew.
+        checkpoint.body.clear();
         self.commit.recycle(older);
     }
 }

@@ -165,6 +165,14 @@ impl Tail {
         done
     }
 
+    fn copy_of(&self, from: Pos, to: Pos) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity((to.0 - from.0) as usize);
+        for slice in self.slices(from, to) {
+            bytes.extend_from_slice(&slice);
+        }
+        bytes
+    }
+
     /// The block that contains `end`, zero-padded, when `end` is inside a block.
     #[must_use]
     pub fn partial_block(&self) -> Option<BufSlice> {
@@ -204,11 +212,7 @@ impl Tail {
         if self.chunks.len() != 1 || before <= 4 * B || self.end.0 - keep.0 >= before / 4 {
             return 0;
         }
-        let rest: Vec<u8> = self
-            .slices(keep, self.end)
-            .iter()
-            .flat_map(|s| s.iter().copied())
-            .collect();
+        let rest = self.copy_of(keep, self.end);
         *self = Tail::new(keep, &rest);
         before - self.memory()
     }
@@ -216,13 +220,9 @@ impl Tail {
     /// Forgets everything from `to` on. `to` must be in memory, or be the start of a block that is not.
     pub fn cut(&mut self, to: Pos) {
         let floor = to.floor(B);
-        let prefix: Vec<u8> = if to > floor {
-            self.slices(floor, to)
-                .iter()
-                .flat_map(|s| s.iter().copied())
-                .collect()
-        } else {
-            Vec::new()
+        let prefix = match to > floor {
+            true => self.copy_of(floor, to),
+            false => Vec::new(),
         };
         while self.chunks.back().is_some_and(|chunk| chunk.start >= floor) {
             self.pop_back_chunk();

@@ -85,10 +85,11 @@ impl Store {
         if self.fenced.is_some() {
             return;
         }
-        let urgency = self.write_back_urgency();
-        self.earn_write_back(urgency);
+        let share = self.write_back_share();
+        self.earn_write_back(share);
         let most = self.cfg.write_back_depth;
-        let depth = CALM_DEPTH.min(most) + (most.saturating_sub(CALM_DEPTH) as f64 * urgency) as usize;
+        let more = most.saturating_sub(CALM_DEPTH) as f64;
+        let depth = CALM_DEPTH.min(most) + (more * (share / URGENT_SHARE).sqrt()) as usize;
         while self.write_back.in_flight < depth
             && (self.write_back.credit > 0.0 || self.commit.in_flight() == 0)
         {
@@ -103,21 +104,31 @@ impl Store {
         self.evict();
     }
 
-    /// From 0 while more than half of the memory for dirty bytes and of the journal is free to 1 when one is used up.
-    fn write_back_urgency(&self) -> f64 {
+    /// Bytes to write back for each byte of the journal: few while more than half of the memory for dirty bytes and
+    /// of the journal is free, more as one is used up, and with about half of the journal used as many as let a
+    /// checkpoint that waits for write-back end in time.
+    fn write_back_share(&self) -> f64 {
+        let room = self.commit.data_room() as f64;
+        let capacity = self.commit.data_capacity().max(1) as f64;
         let dirty = self.write_back.dirty as f64 / self.cfg.dirty_bytes.max(1) as f64;
-        let half = (self.commit.data_capacity() / 2).max(1) as f64;
-        let journal = 1.0 - self.commit.data_room() as f64 / half;
-        (2.0 * dirty - 1.0).max(journal).clamp(0.0, 1.0)
+        let urgency = (2.0 * dirty - 1.0)
+            .max(1.0 - 2.0 * room / capacity)
+            .clamp(0.0, 1.0);
+        let by_bounds = CALM_SHARE + (URGENT_SHARE - CALM_SHARE) * urgency * urgency;
+        let draining = self.checkpoint.left_to_drain(self.stats.written_back_bytes) as f64;
+        let by_checkpoint = match room < 0.55 * capacity {
+            true => draining / (room - capacity / 8.0).max(1.0),
+            false => 0.0,
+        };
+        by_bounds.max(by_checkpoint).min(URGENT_SHARE)
     }
 
     /// Write-back shares the device with the journal in proportion: some devices let a synced write wait for as long
     /// as others keep coming, so a bound on what is in flight alone starves acknowledgements.
-    fn earn_write_back(&mut self, urgency: f64) {
+    fn earn_write_back(&mut self, share: f64) {
         let durable = self.commit.durable_lsn();
         let written = durable.0.saturating_sub(self.write_back.paid.0) as f64;
         self.write_back.paid = durable;
-        let share = CALM_SHARE + (URGENT_SHARE - CALM_SHARE) * urgency * urgency;
         self.write_back.credit = (self.write_back.credit + written * share).min(MOST_CREDIT);
     }
 
