@@ -21,6 +21,7 @@ pub mod meta;
 pub mod place;
 pub mod producers;
 pub mod read;
+pub mod rebuild;
 pub mod recovery;
 pub mod removal;
 pub mod retention;

@@ -153,12 +153,16 @@ impl Store {
         let Some(segment) = self.log_mut(no).and_then(|log| log.segment_mut(base)) else {
             return;
         };
-        let end = segment.end();
+        let (end, next) = (segment.end(), segment.next);
         let IndexState::Loading(load) = &mut segment.index else {
             return;
         };
         let mut read = index::decode(load.builder.key(), bytes);
         read.index.truncate(end);
+        if read.index.next_offset() > next {
+            // It tells of another end of the segment.
+            return;
+        }
         segment.index_blocks = read.index.full_blocks();
         segment.index_sealed = read.seal.is_some() && read.index.end() == end;
         load.builder = IndexBuilder::resume(read.index);
@@ -255,6 +259,7 @@ impl Store {
             );
         }
         let had = bytes.len();
+        load.builder.set_limit(segment.next);
         let stop = index::walk(&mut load.builder, &bytes, Some(&log.epochs));
         let moved = load.builder.end() > at;
         match stop {
@@ -289,6 +294,7 @@ impl Store {
         let IndexState::Loading(load) = &mut segment.index else {
             return;
         };
+        load.builder.set_limit(segment.next);
         let mut window = vec![0; STEP as usize];
         let mut fault = None;
         while load.builder.end() < end && fault.is_none() {

@@ -13,6 +13,7 @@ use crate::error::FenceReason;
 use crate::index::SegmentKey;
 use crate::io::DiskError;
 use crate::producers::ProducerTable;
+use crate::rebuild::Rebuild;
 use crate::segment::{FileState, Segment, SegmentState};
 use crate::snapshot::Entry;
 use crate::store::{LogSettings, PartitionView, Waiting};
@@ -115,8 +116,10 @@ pub struct Log {
     pub dropped: bool,
     /// How many records the group commit had taken when the drop's record was handed to it.
     pub drop_seq: u64,
-    /// A cut took batches of a producer of which nothing older is remembered.
-    pub producers_stale: bool,
+    /// Bases of the newest segments whose `.producers` files are known to be whole and to tell of this log, rising.
+    pub trusted_producers: Vec<Offset>,
+    /// The producer table is being built again.
+    pub rebuild: Option<Box<Rebuild>>,
     /// Mono time before which a refused allocation is not tried again.
     pub place_retry_at: u64,
     /// Why the last try failed; tells appends until then.
@@ -165,7 +168,8 @@ impl Log {
             pin: None,
             dropped: false,
             drop_seq: 0,
-            producers_stale: false,
+            trusted_producers: Vec::new(),
+            rebuild: None,
             place_retry_at: 0,
             place_error: DiskError::NoSpace,
             place_step: 64 << 10,
@@ -295,6 +299,7 @@ impl Log {
             || self.renaming > 0
             || self.dir == DirState::Making
             || self.listing == Listing::Pending
+            || self.rebuild.as_ref().is_some_and(|r| r.is_in_file())
             || self.segments.iter().any(busy)
     }
 
@@ -408,6 +413,7 @@ impl Log {
         log.oldest = entry.oldest;
         log.fenced = entry.damaged.then_some(FenceReason::Damaged);
         log.damage = entry.damage.clone();
+        log.trusted_producers = entry.trusted_producers.clone();
         log.listing = if log.oldest < log.segments[0].base {
             Listing::Unknown
         } else {
@@ -480,6 +486,8 @@ impl Log {
             self.active_mut().index_distrusted = true;
             self.stale_indexes.insert(segment);
         }
+        self.producers.truncate(offset);
+        self.trusted_producers.retain(|base| *base <= segment);
         self.oldest = self.oldest.min(segment);
         self.log_start = self.log_start.min(offset);
         self.durable_start = self.durable_start.min(offset);

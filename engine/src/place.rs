@@ -286,6 +286,7 @@ impl Store {
         self.truncate_may_go_on(now, no, out);
         self.drop_may_go_on(now, no, out);
         self.set_aside_below(now, no, out);
+        self.rebuild_producers(now, no, out);
     }
 
     /// Placing failed: what waits to be appended is refused, what is already accepted waits for another try.

@@ -11,8 +11,9 @@
 //!
 //! Invariants:
 //! - A producer in the table has up to [`CACHED_BATCHES`] batches, contiguous in sequence, rising in offset, all of one
-//!   epoch. One without batches lost them to a cut: what it wrote before is not known, so its epoch is refused until
-//!   the table is built again from the log, or the producer takes a new epoch. A retry is never stored twice.
+//!   epoch. Of a *short* one a cut took some: what it wrote before those left is in the log only, and a table with one is
+//!   stale: it must be built again from the log ([`crate::rebuild`]) before a producer's batch is checked. One that has
+//!   none and is not short lost them for good: its epoch is refused. A retry is never stored twice.
 //! - At most `max_producers` producers; the one whose last batch lies lowest in the log goes first. That order, unlike
 //!   the time, is a function of the log.
 //! - [`ProducerTable::truncate`] never leaves a batch of the removed part behind.
@@ -59,6 +60,8 @@ pub struct Producer {
     pub last_ms: i64,
     batches: [ProducedBatch; CACHED_BATCHES],
     cached: u8,
+    /// A cut took batches of it, and what it wrote before those left is not known.
+    short: bool,
 }
 
 impl Producer {
@@ -68,6 +71,7 @@ impl Producer {
             last_ms: 0,
             batches: [ProducedBatch::default(); CACHED_BATCHES],
             cached: 0,
+            short: false,
         }
     }
 
@@ -84,6 +88,7 @@ impl Producer {
         }
         self.batches[usize::from(self.cached)] = batch;
         self.cached += 1;
+        self.short &= usize::from(self.cached) < CACHED_BATCHES;
     }
 
     /// End of the last batch.
@@ -111,6 +116,8 @@ pub struct ProducerTable {
     producers: BTreeMap<i64, Producer>,
     /// (end of the last batch, id) of each producer: the order of eviction.
     by_end: BTreeSet<(Offset, i64)>,
+    /// Producers that are short.
+    short: usize,
     max_producers: usize,
 }
 
@@ -127,6 +134,7 @@ impl ProducerTable {
         ProducerTable {
             producers: BTreeMap::new(),
             by_end: BTreeSet::new(),
+            short: 0,
             max_producers: max_producers.max(1),
         }
     }
@@ -198,12 +206,14 @@ impl ProducerTable {
 
     fn insert(&mut self, id: i64, producer: Producer) {
         self.by_end.insert((producer.end(), id));
+        self.short += usize::from(producer.short);
         self.producers.insert(id, producer);
     }
 
     fn remove(&mut self, id: i64) -> Option<Producer> {
         let producer = self.producers.remove(&id)?;
         self.by_end.remove(&(producer.end(), id));
+        self.short -= usize::from(producer.short);
         Some(producer)
     }
 
@@ -211,48 +221,65 @@ impl ProducerTable {
     /// expires nothing.
     pub fn expire(&mut self, now_ms: i64, expiration_ms: u64) -> usize {
         let before = self.producers.len();
-        let by_end = &mut self.by_end;
+        let (by_end, short) = (&mut self.by_end, &mut self.short);
         self.producers.retain(|id, producer| {
             let silent = now_ms.saturating_sub(producer.last_ms);
             let keep = u64::try_from(silent).map_or(true, |silent| silent < expiration_ms);
             if !keep {
                 by_end.remove(&(producer.end(), *id));
+                *short -= usize::from(producer.short);
             }
             keep
         });
         before - self.producers.len()
     }
 
-    /// The log was cut to end at `end`: forgets every batch that reaches beyond it. True when a producer lost all its
-    /// cached batches: what it appended before is not known here any more, and the caller must rebuild the table by
-    /// replaying the log before the replica may lead.
-    #[must_use]
-    pub fn truncate(&mut self, end: Offset) -> bool {
+    /// The log was cut to end at `end`: forgets every batch that reaches beyond it. A producer that lost all its cached
+    /// batches, or some of a full cache, is short then: the table is stale until it is built again from the log.
+    pub fn truncate(&mut self, end: Offset) {
         let cut: Vec<i64> = self
             .by_end
             .range((end, i64::MIN)..)
             .filter(|(last, _)| *last > end)
             .map(|(_, id)| *id)
             .collect();
-        let mut lost = false;
         for id in cut {
             let Some(mut producer) = self.remove(id) else {
                 continue;
             };
             let kept = producer.batches().partition_point(|batch| batch.end <= end);
-            lost |= kept == 0;
+            producer.short |= kept == 0 || usize::from(producer.cached) == CACHED_BATCHES;
             producer.batches[kept..].fill(ProducedBatch::default());
             // at most CACHED_BATCHES
             producer.cached = kept as u8;
             self.insert(id, producer);
         }
-        lost
+    }
+
+    /// Keeps the producers of `older` that are not in this table known, without batches: what they wrote is lost, so their
+    /// epoch is refused.
+    pub fn keep_known(&mut self, older: &ProducerTable) {
+        for (id, producer) in older.iter() {
+            if !self.producers.contains_key(&id) {
+                let mut known = Producer::new(producer.epoch);
+                known.last_ms = producer.last_ms;
+                self.insert(id, known);
+            }
+        }
+        self.evict();
+    }
+
+    /// Whether a cut took something of which the log may still hold what came before.
+    #[must_use]
+    pub fn is_stale(&self) -> bool {
+        self.short > 0
     }
 
     /// Forgets every producer.
     pub fn clear(&mut self) {
         self.producers.clear();
         self.by_end.clear();
+        self.short = 0;
     }
 
     /// The state of one producer.

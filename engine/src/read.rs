@@ -34,6 +34,8 @@ pub(crate) const MAX_OPEN_SEALED: usize = if cfg!(test) { 3 } else { 256 };
 #[derive(Debug, Clone)]
 enum Want {
     Bytes(ReadRequest),
+    /// Whole batches from any offset that is still there, for a rebuild of the producer table.
+    Batches(ReadRequest),
     Time {
         token: u64,
         timestamp: i64,
@@ -167,6 +169,12 @@ impl Store {
         );
     }
 
+    /// Reads for a rebuild of the producer table, also below the log start; answered to it.
+    pub(crate) fn read_for_rebuild(&mut self, now: Now, request: ReadRequest, out: &mut Outbox) {
+        let partition = request.partition;
+        self.start_job(now, partition, Want::Batches(request), out);
+    }
+
     /// Looks up where a cut at `to` falls.
     pub(crate) fn locate(&mut self, now: Now, no: LogNo, to: Offset, out: &mut Outbox) {
         if let Some(partition) = self.log(no).map(|log| log.id) {
@@ -266,6 +274,7 @@ impl Store {
         };
         match &job.want {
             Want::Bytes(request) => next_for_bytes(log, request),
+            Want::Batches(request) => next_for_offset(log, request.offset, request.max_bytes as u64),
             Want::Time { timestamp, limit, .. } => next_for_time(log, job.searched, *timestamp, *limit),
             Want::Cut { to } => next_for_offset(log, *to, 1),
         }
@@ -296,7 +305,7 @@ impl Store {
             };
             let Some(log) = self.log(no) else { return false };
             let answer = match &job.want {
-                Want::Bytes(request) => memory_bytes(log, segment, from, request),
+                Want::Bytes(request) | Want::Batches(request) => memory_bytes(log, segment, from, request),
                 _ => {
                     let bytes = copy_range(in_tail(log, segment), from, to);
                     return self.bytes_arrived(now, id, segment, from, &bytes, out);
@@ -451,7 +460,7 @@ impl Store {
         };
         let bytes = bytes.slice(0..good);
         let answer = match &job.want {
-            Want::Bytes(request) => disk_bytes(log, request, &bytes),
+            Want::Bytes(request) | Want::Batches(request) => disk_bytes(log, request, &bytes),
             Want::Cut { to } => cut_place(log, segment, from, *to, &bytes, &job.lead),
             Want::Time { timestamp, limit, .. } => match find_time(&bytes, log.log_start, *timestamp) {
                 Some((offset, time)) => Answer::Time((offset < *limit).then_some((offset, time))),
@@ -503,6 +512,14 @@ impl Store {
                     result,
                 });
                 self.truncate_may_go_on(now, job.log, out);
+            }
+            Want::Batches(_) => {
+                let result = match answer {
+                    Answer::Bytes(bytes) => Ok(bytes),
+                    Answer::Refused(error) => Err(error),
+                    Answer::Time(_) | Answer::Cut(_) => return,
+                };
+                self.rebuild_read_done(now, job.log, result, out);
             }
             Want::Time { token, .. } => {
                 let result = match answer {

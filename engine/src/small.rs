@@ -21,7 +21,7 @@ pub(crate) enum SmallKind {
     /// Blocks of a segment's `.index`.
     Index { segment: Offset },
     /// A segment's `.producers`.
-    Producers,
+    Producers { segment: Offset },
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -162,7 +162,12 @@ impl Store {
                 }
             }
             // A missing index block or producer snapshot is rebuilt when it is wanted.
-            (SmallKind::Epochs, None) | (SmallKind::Index { .. } | SmallKind::Producers, _) => {}
+            (SmallKind::Producers { segment }, None) => {
+                if let Some(log) = self.log_mut(write.log) {
+                    log.trust_producers(segment);
+                }
+            }
+            (SmallKind::Epochs, None) | (SmallKind::Index { .. } | SmallKind::Producers { .. }, _) => {}
         }
     }
 }

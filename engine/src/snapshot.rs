@@ -151,6 +151,8 @@ pub fn encode_entry(log: &Log, number: u64, applied: Lsn, carry: bool, out: &mut
     out.put_u64(log.oldest.0);
     log.epochs.encode_into(out);
     log.producers.encode_into(out);
+    out.put_u32(log.trusted_producers.len() as u32);
+    log.trusted_producers.iter().for_each(|base| out.put_u64(base.0));
     out.put_u32(log.damage.len() as u32);
     for damage in &log.damage {
         out.put_u64(damage.offsets.start);
@@ -223,6 +225,8 @@ pub struct Entry {
     pub oldest: Offset,
     pub epochs: EpochTable,
     pub producers: ProducerTable,
+    /// Bases of segments whose `.producers` files are good.
+    pub trusted_producers: Vec<Offset>,
     pub damage: Vec<Damage>,
     pub segments: Vec<SegmentEntry>,
 }
@@ -272,6 +276,11 @@ fn decode_entry(content: &[u8], cfg: &StoreConfig) -> Option<Entry> {
     let (epochs, rest) = EpochTable::decode(reader.rest(), cfg.epoch_entries)?;
     let (producers, rest) = ProducerTable::decode(rest, cfg.producers)?;
     let mut reader = Reader::new(rest);
+    let count = reader.count(8)?;
+    let mut trusted_producers = Vec::with_capacity(count);
+    for _ in 0..count {
+        trusted_producers.push(Offset(reader.u64()?));
+    }
     let count = reader.count(40)?;
     let mut damage = Vec::with_capacity(count);
     for _ in 0..count {
@@ -297,6 +306,7 @@ fn decode_entry(content: &[u8], cfg: &StoreConfig) -> Option<Entry> {
         oldest,
         epochs,
         producers,
+        trusted_producers,
         damage,
         segments,
     })

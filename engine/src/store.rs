@@ -215,6 +215,8 @@ pub(crate) enum Pending {
         is_dir: bool,
         answer: Option<(u64, PartitionId)>,
     },
+    /// A step on a `.producers` file for a rebuild of the producer table.
+    Rebuild { log: LogNo },
     /// A step of the removal of a name set aside.
     Remove,
 }
@@ -713,6 +715,7 @@ impl Store {
         match verdict {
             Verdict::Accepted => {}
             Verdict::WaitForPlace => self.advance_active_place(now, no, out),
+            Verdict::WaitForProducers => self.rebuild_producers(now, no, out),
             Verdict::WaitForRoom => {
                 if let Some(log) = self.log_mut(no)
                     && !log.awaits_room
@@ -804,6 +807,9 @@ impl Store {
         let Some(log) = self.log_mut(no) else {
             return Err(AppendError::UnknownPartition(partition));
         };
+        if header.has_producer() && log.producers.is_stale() {
+            return Ok(Verdict::WaitForProducers);
+        }
         match log.producers.check(header) {
             ProducerVerdict::Append => {}
             ProducerVerdict::Duplicate { base, end } => {
@@ -964,6 +970,7 @@ impl Store {
             Pending::Checkpoint => self.checkpoint_step(now, result, out),
             Pending::List { log } => self.listed(now, log, result, out),
             Pending::IndexLoad { log, base } => self.index_step(now, log, base, result, out),
+            Pending::Rebuild { log } => self.rebuild_file_step(now, log, result, out),
             Pending::Read { read, log, segment } => self.read_done(now, read, log, segment, result, out),
             Pending::SetAside {
                 log,
@@ -991,6 +998,7 @@ impl Store {
             | Pending::CutFile { log, .. }
             | Pending::List { log }
             | Pending::IndexLoad { log, .. }
+            | Pending::Rebuild { log }
             | Pending::Read { log, .. }
             | Pending::SetAside { log, .. } => Some(*log),
             Pending::Small { file } => self.small.owner(*file),
@@ -1175,6 +1183,7 @@ enum Verdict {
     Accepted,
     WaitForPlace,
     WaitForRoom,
+    WaitForProducers,
 }
 
 /// An append that waits, with its checked header.

@@ -156,8 +156,6 @@ impl Store {
         // With those goes all that belongs to them.
         log.stale_indexes
             .retain(|base| !gone.iter().any(|s| s.base == *base));
-        let needs_rebuild = log.producers.truncate(offset);
-        log.producers_stale |= needs_rebuild;
         let (dirty_after, memory_after) = (log.dirty(), log.memory());
         self.write_back.dirty = (self.write_back.dirty + dirty_after).saturating_sub(dirty);
         self.write_back.memory = (self.write_back.memory + memory_after).saturating_sub(memory);

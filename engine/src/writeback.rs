@@ -310,11 +310,11 @@ impl Store {
         let base = log.active().base;
         log.active_mut().set_state(SegmentState::Sealing);
         log.push_segment(next);
-        let empty = log.producers.is_empty();
-        if !empty {
+        let useless = log.producers.is_empty() || log.producers.is_stale();
+        if !useless {
             self.write_small(
                 no,
-                SmallKind::Producers,
+                SmallKind::Producers { segment: next },
                 FileClass::Epochs,
                 path,
                 0,

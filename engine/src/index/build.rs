@@ -42,6 +42,8 @@ pub struct IndexBuilder {
     max_timestamp: i64,
     /// An interval has no time: it is a hole, or its producer gave none.
     untimed: bool,
+    /// A walk goes no further than this offset.
+    limit: Option<Offset>,
 }
 
 impl IndexBuilder {
@@ -61,7 +63,14 @@ impl IndexBuilder {
             untimed: index.entries.iter().any(|entry| entry.max_timestamp < 0),
             index,
             open: None,
+            limit: None,
         }
+    }
+
+    /// Where the segment is known to end: a batch beyond it ends a walk, however good it looks. It may lie there from
+    /// before a cut.
+    pub fn set_limit(&mut self, next: Offset) {
+        self.limit = Some(next);
     }
 
     /// Adds the batch at `pos`: `bytes` are exactly the batch, as stored. Returns how many intervals closed (the last
@@ -321,7 +330,8 @@ fn check_head(
         return Err(WalkFault::EpochTable { found: epoch });
     }
     let end = builder.end().plus(header.size as u64);
-    if !builder.key().fits(end, header.next_offset()) {
+    let beyond = builder.limit.is_some_and(|limit| header.next_offset() > limit);
+    if beyond || !builder.key().fits(end, header.next_offset()) {
         return Err(WalkFault::BeyondSegment);
     }
     Ok(())

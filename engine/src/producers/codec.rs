@@ -33,7 +33,7 @@ pub enum ProducersError {
 }
 
 impl ProducerTable {
-    /// Appends the snapshot form: u32 count, then per producer (by id) i64 id, i16 epoch, u8 batches, u8 zero,
+    /// Appends the snapshot form: u32 count, then per producer (by id) i64 id, i16 epoch, u8 batches, u8 1 when short,
     /// i64 last_ms, and per batch i32 first sequence, i32 last sequence, u64 base, u64 end. The snapshot's checksum
     /// covers it.
     pub fn encode_into(&self, out: &mut Vec<u8>) {
@@ -42,7 +42,7 @@ impl ProducerTable {
         for (id, producer) in self.iter() {
             out.put_i64(id);
             out.put(producer.epoch.to_le_bytes());
-            out.put([producer.cached, 0]);
+            out.put([producer.cached, u8::from(producer.short)]);
             out.put_i64(producer.last_ms);
             for batch in producer.batches() {
                 out.put(batch.first_sequence.to_le_bytes());
@@ -78,10 +78,12 @@ fn decode_producer(reader: &mut Reader<'_>) -> Option<(i64, Producer)> {
     let id = reader.i64()?;
     let epoch = reader.i16().filter(|epoch| *epoch >= 0)?;
     let cached = usize::from(reader.u8()?);
-    if reader.u8()? != 0 || cached > CACHED_BATCHES {
+    let short = reader.u8()?;
+    if short > 1 || cached > CACHED_BATCHES || (short == 1 && cached == CACHED_BATCHES) {
         return None;
     }
     let mut producer = Producer::new(epoch);
+    producer.short = short == 1;
     producer.last_ms = reader.i64()?;
     for _ in 0..cached {
         let batch = ProducedBatch {

@@ -665,7 +665,6 @@ impl State {
                 let gone = log.cut(*offset, *segment, *pos, prefix);
                 log.leftovers |= !gone.is_empty();
                 log.stale_indexes.extend(gone.iter().map(|s| s.base));
-                log.producers_stale |= log.producers.truncate(*offset);
             }
             Record::LogStart { offset, .. } => {
                 log.raise_start(*offset);

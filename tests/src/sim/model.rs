@@ -247,6 +247,17 @@ impl Partition {
         self.pending.is_empty()
     }
 
+    /// Whether the batches of a producer that the store must remember all lie above the log start. Of one of which
+    /// nothing is left there, it cannot know what lay below.
+    #[must_use]
+    pub(super) fn holds_last_batches_of(&self, id: i64) -> bool {
+        let start = self.start_known.max(self.start_asked);
+        let own = self.state.batches.iter().rev();
+        let own = own.filter(|batch| batch.sequence.is_some_and(|s| s.id == id));
+        let mut own = own.take(5).map(|batch| batch.base >= start).peekable();
+        start == 0 || (own.peek().is_some() && own.all(|above| above))
+    }
+
     /// Whether a drop was asked for.
     #[must_use]
     pub(super) fn is_dropping(&self) -> bool {

@@ -1,6 +1,8 @@
 //! Cuts: in memory, on disk, across segments; then appends, then crashes before and after the cut is durable.
 
 use super::*;
+use crate::io::FileClass;
+use crate::io::sim::{Fault, FaultKind, OpKind, When};
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Crashes {
@@ -148,4 +150,112 @@ fn a_cut_goes_on_when_the_last_rename_has_ended() {
     rig.call(|store, now, out| store.truncate(now, 42, P, Offset(35), out));
     assert_eq!(rig.done(42), Ok(()));
     assert_eq!(rig.read_all(), all[30..35]);
+}
+
+/// Sends the batch `sequence` of producer 7.
+fn produce(rig: &mut Rig, sequence: i32) -> Result<Appended, AppendError> {
+    rig.events.retain(|e| !matches!(e, StoreEvent::Appended { .. }));
+    let value = vec![sequence as u8; 30_000];
+    rig.append_batch(P, &batch_of(&value, 5, Some((7, sequence))));
+    rig.appended()
+}
+
+/// After a cut the last batches of a producer below it are known again: from the newest `.producers` file below the cut,
+/// an older one, or the log alone; in this life and in the next one.
+#[test]
+fn a_retry_after_a_cut_is_answered_with_the_original() {
+    // Offset of the cut, checkpoints before a restart (`None`: no restart), how many `.producers` files are spoilt.
+    for (cut, restart, spoilt) in [
+        (22, None, 0),
+        (22, None, 1),
+        (22, None, 9),
+        (7, None, 0),
+        (10, None, 0),
+        (2, None, 0),
+        (22, Some(0), 0),
+        (22, Some(2), 0),
+        (22, Some(2), 1),
+        (15, Some(1), 9),
+        (0, Some(2), 0),
+    ] {
+        let case = format!("cut at {cut}, restarted after {restart:?}, {spoilt} files spoilt");
+        let mut rig = Rig::new();
+        for sequence in 0..25 {
+            produce(&mut rig, sequence).expect("in order");
+            rig.settle();
+        }
+        rig.call(|store, now, out| store.truncate(now, 42, P, Offset(cut), out));
+        assert_eq!(rig.done(42), Ok(()), "{case}");
+        if let Some(checkpoints) = restart {
+            (0..checkpoints).for_each(|_| rig.checkpoint());
+            rig = rig.restart(Crash::Power);
+        }
+        let dir = format!("logs/{}", P.dir_name());
+        let mut files: Vec<String> = rig
+            .disk
+            .names(&dir)
+            .expect("a directory")
+            .into_iter()
+            .map(|n| n.name)
+            .collect();
+        files.retain(|name| name.ends_with(".producers"));
+        files.sort_unstable();
+        for name in files.iter().rev().take(spoilt) {
+            assert!(rig.disk.flip_bit(&format!("{dir}/{name}"), 30, 1), "{case}");
+        }
+        let cut = cut as i32;
+        for sequence in (cut - 5).max(0)..cut {
+            let appended = produce(&mut rig, sequence).expect("a retry");
+            let expect = (Offset(sequence as u64), Offset(sequence as u64 + 1), true);
+            assert_eq!(
+                (appended.base, appended.end, appended.duplicate),
+                expect,
+                "{case}"
+            );
+        }
+        if cut > 0 {
+            let gap = produce(&mut rig, cut + 1);
+            let expected = cut;
+            let refused =
+                matches!(gap, Err(AppendError::OutOfOrderSequence { expected: e, .. }) if e == expected);
+            assert!(refused, "{case}: {gap:?}");
+        }
+        let next = produce(&mut rig, cut).expect("the next one");
+        assert_eq!((next.base, next.duplicate), (Offset(cut as u64), false), "{case}");
+    }
+}
+
+/// A cut that comes while the table is built again, and a read that fails on the way.
+#[test]
+fn a_rebuild_gives_way_to_a_cut_and_is_tried_again_after_a_failure() {
+    let mut rig = Rig::new();
+    for sequence in 0..25 {
+        produce(&mut rig, sequence).expect("in order");
+        rig.settle();
+    }
+    rig.checkpoint();
+    let mut rig = rig.restart(Crash::Power);
+    rig.call(|store, now, out| store.truncate(now, 42, P, Offset(24), out));
+    assert_eq!(rig.done(42), Ok(()));
+    rig.settle();
+    // The retry waits for the rebuild, the cut for the rebuild's operation, then the retry for another rebuild.
+    rig.append_batch(P, &batch_of(&[22; 30_000], 5, Some((7, 22))));
+    assert!(rig.disk.in_flight() > 0, "the rebuild reads");
+    rig.call(|store, now, out| store.truncate(now, 43, P, Offset(23), out));
+    assert_eq!(rig.done(43), Ok(()));
+    let retried = rig.appended().expect("a retry");
+    assert_eq!((retried.base, retried.duplicate), (Offset(22), true));
+
+    rig.call(|store, now, out| store.truncate(now, 44, P, Offset(12), out));
+    assert_eq!(rig.done(44), Ok(()));
+    rig = rig.restart(Crash::Power);
+    let eio = FaultKind::Error(DiskError::Io(5));
+    let fault = Fault::new(eio, When::Nth(0))
+        .kind(OpKind::Read)
+        .class(FileClass::Segment);
+    rig.disk.add_fault(fault);
+    let refused = produce(&mut rig, 11);
+    assert_eq!(refused.map(|_| ()), Err(AppendError::Place(DiskError::Io(5))));
+    let retried = produce(&mut rig, 11).expect("a retry");
+    assert_eq!((retried.base, retried.duplicate), (Offset(11), true));
 }

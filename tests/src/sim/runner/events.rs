@@ -160,9 +160,11 @@ impl Runner {
             // The epoch moved, or a cut or drop was under way.
             AppendError::WrongEpoch { .. } | AppendError::Busy => true,
             AppendError::UnknownPartition(_) => partition.is_dropping(),
-            // After a cut, what a producer sent before may be forgotten; it is refused, never stored twice.
+            // A cut has the table built again from what the log still holds; a producer whose batches are gone (below the
+            // log start, or rotten) is refused, its retry never stored twice.
             AppendError::OutOfOrderSequence { .. } | AppendError::InvalidProducerEpoch { .. } => {
-                partition.state.truncated
+                let in_log = sequence.is_none_or(|sequence| partition.holds_last_batches_of(sequence.id));
+                partition.state.truncated && (profile.may_damage() || !in_log)
             }
             AppendError::InvalidBatch(_) | AppendError::TooLarge { .. } => false,
         };
