@@ -183,6 +183,7 @@ impl From<&CommandError> for WireError {
             CommandError::Fenced(reason) => (*reason).into(),
             CommandError::StaleEpoch { .. } => WireError::FencedLeaderEpoch,
             CommandError::OutOfRange { .. } => WireError::OffsetOutOfRange,
+            CommandError::NoSpace => WireError::DiskFull,
             CommandError::Unreadable(read) => read.into(),
             CommandError::Busy => WireError::Overloaded,
         }

@@ -77,6 +77,8 @@ pub struct Checkpointer {
     outstanding: usize,
     /// A write of the snapshot found the disk full: it is given up when the others have ended.
     refused: bool,
+    /// The last one was given up for that.
+    full: bool,
     submitted: usize,
     /// Journal bytes issued when the last checkpoint began.
     began_at: u64,
@@ -111,6 +113,7 @@ impl Checkpointer {
             drained_at: 0,
             outstanding: 0,
             refused: false,
+            full: false,
             submitted: 0,
             began_at: 0,
             wanted: false,
@@ -141,6 +144,12 @@ impl Checkpointer {
             Phase::Draining if self.pinned > 0 => self.drained_at.saturating_sub(written),
             _ => 0,
         }
+    }
+
+    /// Whether the last one was given up because the disk is full.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        self.full
     }
 
     /// Where it stands.
@@ -314,6 +323,7 @@ impl Store {
             // Which part of the place is there is not known any more.
             self.checkpoint.allocated[target] = 0;
             self.checkpoint.refused = false;
+            self.checkpoint.full = true;
             self.checkpoint.failed_until = now.after_ms(1000);
             self.checkpoint.wanted = true;
             self.checkpoint.set_phase(Phase::Idle);
@@ -452,6 +462,7 @@ impl Store {
         checkpoint.older_lsn = older;
         checkpoint.newer_lsn = checkpoint.lsn;
         checkpoint.completed += 1;
+        checkpoint.full = false;
         checkpoint.set_phase(Phase::Idle);
         self.stats.checkpoints += 1;
         self.stats.snapshot_bytes = checkpoint.body.len() as u64;

@@ -227,6 +227,14 @@ impl Commit {
             .saturating_sub(RESERVED_FILES * self.file_capacity() + self.group_bytes as u64)
     }
 
+    /// Bytes that records of commands may still use, the reserve included.
+    #[must_use]
+    pub fn control_room(&self) -> u64 {
+        let free = self.files.iter().filter(|f| f.state == RingState::Free).count() as u64;
+        let rest = self.file_capacity() - self.used_in_current();
+        (rest + free * self.file_capacity()).saturating_sub(self.group_bytes as u64)
+    }
+
     /// Bytes of frames that data may use in all.
     #[must_use]
     pub fn data_capacity(&self) -> u64 {

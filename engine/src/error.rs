@@ -128,6 +128,10 @@ pub enum CommandError {
         log_start: Offset,
         log_end: Offset,
     },
+    /// Retriable: the disk is full, and what must be written first, or the command's record, finds no place; nothing was
+    /// changed.
+    #[error("no space left; free space or add a volume, then retry")]
+    NoSpace,
     /// The place of a cut could not be found, because the segment could not be read there; nothing was changed.
     #[error("the place of the cut could not be read: {0}")]
     Unreadable(ReadError),

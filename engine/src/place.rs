@@ -265,6 +265,7 @@ impl Store {
         match result {
             Ok(_) => {
                 segment.allocated = segment.allocated.max(to);
+                self.write_back.full = false;
                 self.segment_written(no, base, out);
                 self.file_became_ready(now, no, base, out);
             }
@@ -295,6 +296,8 @@ impl Store {
         log.place_retry_at = now.after_ms(RETRY_MS);
         log.place_error = error;
         log.place_step = MIN_STEP;
+        let accepted = log.segments.iter().any(|s| s.dirty() > 0 || !s.is_written());
+        self.write_back.full |= accepted && error == DiskError::NoSpace;
         self.refuse_waiting(no, &AppendError::of_place(error), out);
         self.write_back.retry.push(no);
     }

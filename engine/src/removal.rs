@@ -5,7 +5,7 @@
 //! removed at a time, a large one in steps with pauses: freeing gigabytes at once stalls the journal (STORAGE.md
 //! section 3). The new name is unique, so a file made later under the old name is never meant (F30).
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 
 use crate::checkpoint::Phase;
 use crate::error::FenceReason;
@@ -60,6 +60,8 @@ pub(crate) struct Removal {
     unique: u64,
     /// Partitions whose drop was accepted and whose directory is not set aside yet.
     pub(crate) dropping: Vec<LogNo>,
+    /// Names that are being renamed.
+    pub(crate) under_way: HashSet<String>,
     /// Renames in flight; a checkpoint's sync waits for them.
     pub(crate) renaming: usize,
     /// Logs whose directories may hold files that recovery let go, until they were listed.
@@ -94,6 +96,10 @@ impl Store {
         answer: Option<(u64, PartitionId)>,
         out: &mut Outbox,
     ) {
+        if !self.removal.under_way.insert(path.clone()) {
+            // Two reasons for one name: a cut reopened a segment that another one, or the log start, takes.
+            return;
+        }
         self.removal.unique += 1;
         let to = format!("{path}.{}.{}{DELETE_SUFFIX}", self.cfg.term, self.removal.unique);
         self.removal.renaming += 1;
@@ -103,6 +109,7 @@ impl Store {
         }
         let op = self.ops.id(Pending::SetAside {
             log: no,
+            from: path.clone(),
             to: to.clone(),
             is_dir,
             answer,

@@ -211,6 +211,7 @@ pub(crate) enum Pending {
     /// Renaming a file or directory to its `-delete` name.
     SetAside {
         log: LogNo,
+        from: String,
         to: String,
         is_dir: bool,
         answer: Option<(u64, PartitionId)>,
@@ -331,6 +332,8 @@ pub struct Store {
     pub(crate) retention: Retention,
     /// Logs whose waiting appends wait for room in the journal or in memory, in order.
     pub(crate) admission: VecDeque<LogNo>,
+    /// Cuts that wait for what is in flight.
+    pub(crate) cuts: Vec<LogNo>,
     /// Bytes of waiting appends.
     pub(crate) waiting_bytes: u64,
     pub(crate) fenced: Option<FenceReason>,
@@ -364,6 +367,7 @@ impl Store {
             reads: Reads::default(),
             removal: Removal::default(),
             admission: VecDeque::new(),
+            cuts: Vec::new(),
             waiting_bytes: 0,
             fenced: None,
             stopping: false,
@@ -843,7 +847,10 @@ impl Store {
             }
         }
         if !room {
-            return Ok(Verdict::WaitForRoom);
+            return match self.is_out_of_space() {
+                true => Err(AppendError::NoSpace),
+                false => Ok(Verdict::WaitForRoom),
+            };
         }
         if log.wants_roll(now, header, len) {
             self.roll(no, out);
@@ -974,10 +981,12 @@ impl Store {
             Pending::Read { read, log, segment } => self.read_done(now, read, log, segment, result, out),
             Pending::SetAside {
                 log,
+                from,
                 to,
                 is_dir,
                 answer,
             } => {
+                self.removal.under_way.remove(&from);
                 self.was_set_aside(now, log, to, is_dir, answer, result, out);
             }
             Pending::Remove => self.removal_step(now, result, out),
@@ -1066,6 +1075,7 @@ impl Store {
     /// To be called once per loop turn, after all events: issues the next journal frames, write-back, and a slice of a
     /// checkpoint.
     pub fn turn_end(&mut self, now: Now, out: &mut Outbox) {
+        self.refuse_for_space(now, out);
         self.drain_admission(now, out);
         if self.fenced.is_none() {
             let ops = &mut self.ops;
@@ -1076,6 +1086,29 @@ impl Store {
         self.pump_checkpoint(now, out);
         self.pump_write_back(now, out);
         self.pump_removal(now, out);
+    }
+
+    /// Whether room in journal or memory waits for space on the disk: it may be long in coming.
+    pub(crate) fn is_out_of_space(&self) -> bool {
+        self.checkpoint.is_full() || self.write_back.full
+    }
+
+    /// Nothing waits for somebody to free space: appends without room, and cuts that cannot go on, are refused.
+    fn refuse_for_space(&mut self, now: Now, out: &mut Outbox) {
+        if !self.is_out_of_space() {
+            return;
+        }
+        if !self.has_room(0) {
+            for no in std::mem::take(&mut self.admission) {
+                if let Some(log) = self.log_mut(no) {
+                    log.awaits_room = false;
+                }
+                self.refuse_waiting(no, &AppendError::NoSpace, out);
+            }
+        }
+        for no in std::mem::take(&mut self.cuts) {
+            self.refuse_cut_for_space(now, no, out);
+        }
     }
 
     fn drain_admission(&mut self, now: Now, out: &mut Outbox) {

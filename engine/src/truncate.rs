@@ -7,12 +7,16 @@
 use crate::batch::BatchHeader;
 use crate::commit::Effect;
 use crate::error::{CommandError, FenceReason, ReadError};
+use crate::io::DiskError;
 use crate::journal::{Body, Record};
 use crate::limits::BLOCK;
 use crate::log::{LogNo, LogState};
 use crate::read::Place;
 use crate::store::{Outbox, Store, StoreEvent};
 use crate::types::{Now, Offset, PartitionId, Pos};
+
+/// Room in the journal without which no cut is begun on a full disk: its record, and the frame around it.
+const CUT_RECORD_ROOM: u64 = 256 << 10;
 
 impl Store {
     /// Cuts the log at `offset` (moved down to the start of the batch that contains it); `Done` when the cut is
@@ -48,7 +52,11 @@ impl Store {
             Ok(no)
         });
         match result {
-            Ok(no) => self.truncate_may_go_on(now, no, out),
+            Ok(no) => {
+                self.cuts.retain(|other| *other != no);
+                self.cuts.push(no);
+                self.truncate_may_go_on(now, no, out);
+            }
             Err(error) => out.events.push(StoreEvent::Done {
                 token,
                 partition,
@@ -74,6 +82,10 @@ impl Store {
         // What is half written is finished first: a sealing segment gets its exact length.
         if log.is_sealing() {
             self.queue_write_back(no);
+            return;
+        }
+        if drained && self.is_out_of_space() && self.commit.control_room() < CUT_RECORD_ROOM {
+            // Refused at the end of the turn: once carried out in memory it could only wait.
             return;
         }
         if drained {
@@ -204,6 +216,38 @@ impl Store {
         });
         self.drain_waiting(now, no, out);
         self.queue_write_back(no);
+    }
+
+    /// On a full disk: gives up a cut that waits for bytes which find no place, or whose record would. One that can go
+    /// on is kept.
+    pub(crate) fn refuse_cut_for_space(&mut self, now: Now, no: LogNo, out: &mut Outbox) {
+        let no_record = self.commit.control_room() < CUT_RECORD_ROOM;
+        let Some(log) = self.log(no) else { return };
+        let LogState::Cutting {
+            token,
+            recorded: false,
+            ..
+        } = log.state
+        else {
+            return;
+        };
+        let no_place =
+            log.is_sealing() && log.place_error == DiskError::NoSpace && now.mono < log.place_retry_at;
+        // A place that is being looked for comes, and must not be taken for that of a later cut.
+        if self.reads.is_reading(no) || !(no_place || no_record) {
+            self.cuts.push(no);
+            return;
+        }
+        let partition = log.id;
+        if let Some(log) = self.log_mut(no) {
+            log.state = LogState::Open;
+        }
+        out.events.push(StoreEvent::Done {
+            token,
+            partition,
+            result: Err(CommandError::NoSpace),
+        });
+        self.drain_waiting(now, no, out);
     }
 
     /// Gives up a cut whose place is not found yet: the partition was fenced.

@@ -37,6 +37,8 @@ pub(crate) struct WriteBack {
     queue: VecDeque<LogNo>,
     /// Logs whose placing failed with bytes already accepted.
     pub(crate) retry: Vec<LogNo>,
+    /// What was accepted met a full disk, and nothing found place since.
+    pub(crate) full: bool,
     /// Operations in flight.
     pub(crate) in_flight: usize,
     /// Bytes that may be written back although the journal is busy, earned by its completed writes up to `paid`.
@@ -225,6 +227,7 @@ impl Store {
                     self.write_back.dirty = self.write_back.dirty.saturating_sub(written.0 - before.0);
                 }
                 self.write_back.cache.push_back((no, base, written));
+                self.write_back.full = false;
                 self.stats.written_back_bytes += bytes;
                 self.stats.write_backs += 1;
                 self.segment_written(no, base, out);

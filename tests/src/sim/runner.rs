@@ -244,9 +244,38 @@ impl Runner {
         *self.rng.pick(&[Crash::Kill, Crash::Power])
     }
 
+    /// Full or not, no append and no cut waits for somebody to free space: they are taken or refused.
+    fn full_disk_answers(&mut self) -> Result<(), Violation> {
+        const SOON_NS: u64 = 30_000_000_000;
+        let start = self.node()?.disk.now();
+        loop {
+            self.node()?.end_turn();
+            self.take_events()?;
+            let unanswered = self.waiting.values().find(|(_, waiting)| {
+                matches!(
+                    waiting,
+                    Waiting::Append { .. } | Waiting::Command { what: "truncate" }
+                )
+            });
+            let unanswered = unanswered.map(|(_, waiting)| format!("{waiting:.80?}"));
+            let node = self.node()?;
+            let now = node.disk.now();
+            match unanswered {
+                Some(_) if !node.disk.stopped() && now <= start + SOON_NS => node.turn(now + SOON_NS),
+                Some(waiting) if !node.disk.stopped() => {
+                    return Err(Violation(format!("waits for space: {waiting}")));
+                }
+                _ => return Ok(()),
+            }
+        }
+    }
+
     /// With room on the disk everything must come to rest: answered, durable.
     pub(super) fn drain(&mut self) -> Result<(), Violation> {
-        // A cut or an append may wait for space.
+        if self.plan.profile == Profile::Enospc {
+            self.full_disk_answers()?;
+        }
+        // What is accepted may wait for space.
         self.node()?.disk.set_capacity(None);
         let start = self.node()?.disk.now();
         loop {

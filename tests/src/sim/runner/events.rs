@@ -272,6 +272,7 @@ impl Runner {
                 "command {token} was answered twice or never asked"
             )));
         };
+        let may_fill = self.plan.profile.may_fill();
         let (may_fence, may_damage) = (self.plan.profile.may_fence(), self.plan.profile.may_damage());
         let store = self.node.as_ref().map(|node| node.store_of(id));
         let shard_fenced = store.is_some_and(|store| store.fenced().is_some());
@@ -297,6 +298,10 @@ impl Runner {
                 if !shard_fenced {
                     partition.refuse(token);
                 }
+                Ok(())
+            }
+            Err(CommandError::NoSpace) if what == "truncate" && may_fill => {
+                partition.refuse(token);
                 Ok(())
             }
             Err(CommandError::Unreadable(ReadError::Disk(_))) if what == "truncate" && may_fence => {
