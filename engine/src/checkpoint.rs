@@ -5,13 +5,14 @@
 //! below the **older** of the two snapshots are recycled. So the newer one may rot and the older one still finds its
 //! journal. Phases move in one place, `Checkpointer::set_phase`.
 
+use crate::canary::Canary;
 use crate::error::FenceReason;
 use crate::io::buf::AppendBuf;
 use crate::io::{DiskError, DiskOp, Done, FileId};
 use crate::limits::BLOCK;
 use crate::log::LogNo;
 use crate::segment::{FileState, SegmentState};
-use crate::snapshot::{SnapshotHeader, encode_entry};
+use crate::snapshot::{SnapshotHeader, encode_entry, entry_seed};
 use crate::store::{Outbox, Pending, Store};
 use crate::types::{Lsn, Now, Offset};
 
@@ -267,7 +268,8 @@ impl Store {
         // A fenced partition's bytes are copied forward, so that it never pins the journal.
         let carry = log.fenced.is_some();
         let number = self.checkpoint.number + 1;
-        encode_entry(log, number, applied, carry, &mut self.checkpoint.body);
+        let seed = entry_seed(&self.cfg, number);
+        encode_entry(log, seed, applied, carry, &mut self.checkpoint.body);
         self.checkpoint.count += 1;
         if log.fenced.is_none() && !log.is_dropping() && !log.is_written() {
             log.pin = Some((log.active().base, log.active().end().floor(BLOCK as u64)));
@@ -290,7 +292,11 @@ impl Store {
         self.checkpoint.closing = std::mem::take(&mut self.checkpoint.sealed);
         self.checkpoint.set_phase(Phase::Syncing);
         let op = self.ops.id(Pending::Checkpoint);
-        out.ops.push((op, DiskOp::SyncAll));
+        let sync = match self.cfg.has(Canary::CheckpointBeforeSync) {
+            true => DiskOp::SyncDir { path: ".".to_owned() },
+            false => DiskOp::SyncAll,
+        };
+        out.ops.push((op, sync));
     }
 
     /// Takes in the end of a checkpoint operation.
@@ -468,6 +474,10 @@ impl Store {
         self.stats.snapshot_bytes = checkpoint.body.len() as u64;
         // The next one is about as large: its memory is kept rather than touched anew.
         checkpoint.body.clear();
-        self.commit.recycle(older);
+        let freed = match self.cfg.has(Canary::FreedBelowNewer) {
+            true => checkpoint.newer_lsn,
+            false => older,
+        };
+        self.commit.recycle(freed);
     }
 }

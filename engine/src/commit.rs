@@ -7,6 +7,7 @@
 
 use std::collections::VecDeque;
 
+use crate::canary::Canary;
 use crate::config::StoreConfig;
 use crate::io::{DiskOp, FileId, OpId};
 use crate::journal::{
@@ -304,8 +305,13 @@ impl Commit {
     fn mark_due(&self, now: Now) -> bool {
         !self.failed
             && self.is_idle()
-            && self.promised < self.durable_data
+            && self.owes_mark()
             && now.mono >= self.last_change.saturating_add(self.cfg.mark_ns)
+    }
+
+    /// Whether the last frames are durable and nothing on the disk says so yet.
+    fn owes_mark(&self) -> bool {
+        self.promised < self.durable_data && !self.cfg.has(Canary::NoMark)
     }
 
     /// When [`Commit::issue`] should be called again although nothing happened.
@@ -317,8 +323,7 @@ impl Commit {
         if !self.group.is_empty() && self.flight.len() < EAGER_FRAMES {
             return Some(self.group_since.saturating_add(self.cfg.linger_ns));
         }
-        (self.is_idle() && self.promised < self.durable_data)
-            .then(|| self.last_change.saturating_add(self.cfg.mark_ns))
+        (self.is_idle() && self.owes_mark()).then(|| self.last_change.saturating_add(self.cfg.mark_ns))
     }
 
     /// How many records of the group go into the next frame.
@@ -425,7 +430,7 @@ impl Commit {
         if let RingState::Used { end, .. } = &mut self.files[self.current].state {
             *end = end_of_current;
         }
-        self.max_incarnation += 1;
+        self.max_incarnation += u64::from(!self.cfg.has(Canary::NoIncarnation));
         self.incarnation = self.max_incarnation;
         self.files[free].state = RingState::Used {
             first,

@@ -46,6 +46,9 @@ pub struct StoreConfig {
     pub producers: usize,
     /// A producer is forgotten after this long without a batch (`producer.id.expiration.ms`).
     pub producer_expiry_ms: u64,
+    /// The deliberate bug of this store, in builds that test the tests.
+    #[cfg(feature = "canary")]
+    pub canary: Option<crate::canary::Canary>,
 }
 
 /// A setting that cannot work.
@@ -81,6 +84,8 @@ impl StoreConfig {
             epoch_entries: 100,
             producers: 10_000,
             producer_expiry_ms: 86_400_000,
+            #[cfg(feature = "canary")]
+            canary: None,
         }
     }
 

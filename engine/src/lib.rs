@@ -5,6 +5,7 @@
 //! ring ([`io::uring`]) and the seeded simulator ([`io::sim`]). `engine/README.md` is the code map.
 
 pub mod batch;
+pub mod canary;
 pub mod checkpoint;
 mod codec;
 pub mod commit;

@@ -126,6 +126,9 @@ pub struct Log {
     pub place_error: DiskError,
     /// Bytes of the next allocation.
     pub place_step: u64,
+    /// [`crate::canary::Canary::DropByName`].
+    #[cfg(feature = "canary")]
+    pub dir_by_name: bool,
 }
 
 impl Log {
@@ -173,6 +176,8 @@ impl Log {
             place_retry_at: 0,
             place_error: DiskError::NoSpace,
             place_step: 64 << 10,
+            #[cfg(feature = "canary")]
+            dir_by_name: false,
         }
     }
 
@@ -452,6 +457,10 @@ impl Log {
     /// Directory of the partition, relative to the data directory.
     #[must_use]
     pub fn dir(&self) -> String {
+        #[cfg(feature = "canary")]
+        if self.dir_by_name {
+            return format!("logs/{}", self.name);
+        }
         format!("logs/{}", self.id.dir_name())
     }
 

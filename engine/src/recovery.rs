@@ -12,6 +12,7 @@ mod set;
 
 use thiserror::Error;
 
+use crate::canary::Canary;
 use crate::checkpoint::Checkpointer;
 use crate::commit::{Commit, Effect};
 use crate::config::{ConfigError, StoreConfig};
@@ -289,7 +290,7 @@ impl Store {
         cfg: StoreConfig,
         now: Now,
     ) -> Result<(Store, RecoveryReport), RecoverError> {
-        let grain = disk.grain();
+        let grain = grain(disk, &cfg);
         let mut files = Files {
             disk,
             ops: Ops::default(),
@@ -402,20 +403,31 @@ fn set_dropped_aside(
     Ok(doomed)
 }
 
+/// What frames are multiples of: no two of them share a block that the device writes as one.
+fn grain(disk: &dyn Disk, cfg: &StoreConfig) -> usize {
+    if cfg.has(Canary::SmallGrain) {
+        BLOCK
+    } else {
+        disk.grain()
+    }
+}
+
 /// Replays a shard's snapshot and journal into memory; makes the journal when there is none.
 pub(crate) fn replay_shard(
     files: &mut Files<'_>,
     cfg: StoreConfig,
     now: Now,
 ) -> Result<(StoreConfig, Replayed, Snapshots), RecoverError> {
-    let grain = files.disk.grain();
+    let grain = grain(files.disk, &cfg);
     let dir = journal_dir(cfg.generation, cfg.shard.0);
     files.make_dirs(&dir)?;
     files.make_dirs("logs")?;
     let (cfg, ring) = ring::open(files, cfg, grain)?;
     cfg.check(grain)?;
     let mut snapshots = open_snapshots(files, &cfg)?;
-    files.one(&dir, DiskOp::SyncDir { path: dir.clone() })?;
+    if !cfg.has(Canary::NoDirectorySync) {
+        files.one(&dir, DiskOp::SyncDir { path: dir.clone() })?;
+    }
     let entries = std::mem::take(&mut snapshots.entries);
     let replayed = replay::run(files, &cfg, grain, ring, &snapshots, entries, now)?;
     Ok((cfg, replayed, snapshots))

@@ -5,6 +5,7 @@
 
 use thiserror::Error;
 
+use crate::canary::Canary;
 use crate::codec::{Put, Reader};
 use crate::config::StoreConfig;
 use crate::epochs::EpochTable;
@@ -124,22 +125,31 @@ impl SnapshotHeader {
     }
 }
 
+/// What the entries of checkpoint `number` are seeded with: the number itself.
+pub(crate) fn entry_seed(cfg: &StoreConfig, number: u64) -> u64 {
+    if cfg.has(Canary::UnnumberedSnapshot) {
+        0
+    } else {
+        number
+    }
+}
+
 /// Checksum of an entry, seeded with the number of its checkpoint.
 ///
 /// The seed is what ties a body to its header. An entry followed by its plain checksum leaves a CRC in a state that does
 /// not depend on the entry, so the checksum of the whole body says nothing of what is in it: an old body of the same
 /// length passed under a new header.
-fn entry_crc(number: u64, content: &[u8]) -> u32 {
+fn entry_crc(seed: u64, content: &[u8]) -> u32 {
     let mut crc = crc32fast::Hasher::new();
-    crc.update(&number.to_le_bytes());
+    crc.update(&seed.to_le_bytes());
     crc.update(content);
     crc.finalize()
 }
 
-/// Appends the entry of `log` for checkpoint `number`, which holds at `applied`: everything the log accepted before that address, and maybe
+/// Appends the entry of `log`, checked with `seed` ([`entry_seed`]), which holds at `applied`: everything the log accepted before that address, and maybe
 /// more (replay skips what is there). With `carry`, every byte that is in no file yet goes along; without it the caller
 /// sees to it that whole blocks are in their files before the snapshot counts.
-pub fn encode_entry(log: &Log, number: u64, applied: Lsn, carry: bool, out: &mut Vec<u8>) {
+pub fn encode_entry(log: &Log, seed: u64, applied: Lsn, carry: bool, out: &mut Vec<u8>) {
     let start = out.len();
     out.put_u32(0);
     out.put(log.id.topic.0);
@@ -168,7 +178,7 @@ pub fn encode_entry(log: &Log, number: u64, applied: Lsn, carry: bool, out: &mut
     }
     let len = (out.len() - start + 4) as u32;
     out[start..start + 4].copy_from_slice(&len.to_le_bytes());
-    let crc = entry_crc(number, &out[start..]);
+    let crc = entry_crc(seed, &out[start..]);
     out.put_u32(crc);
 }
 
@@ -253,7 +263,7 @@ pub fn decode_body(
             .checked_sub(4)
             .map(|at| bytes.split_at(at))
             .ok_or(SnapshotError::Length("entry"))?;
-        if entry_crc(header.number, content).to_le_bytes() != crc {
+        if entry_crc(entry_seed(cfg, header.number), content).to_le_bytes() != crc {
             return Err(SnapshotError::Checksum("entry"));
         }
         entries.push(decode_entry(content, cfg).ok_or(SnapshotError::Length("entry"))?);

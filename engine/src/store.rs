@@ -6,6 +6,7 @@
 use std::collections::{HashMap, VecDeque};
 
 use crate::batch::{self, BatchHeader, TimestampType};
+use crate::canary::Canary;
 use crate::checkpoint::Checkpointer;
 use crate::commit::{Commit, CommitStats, Effect};
 use crate::config::StoreConfig;
@@ -481,6 +482,11 @@ impl Store {
     }
 
     pub(crate) fn add_log(&mut self, log: Log) -> LogNo {
+        #[cfg(feature = "canary")]
+        let log = Log {
+            dir_by_name: self.cfg.has(Canary::DropByName),
+            ..log
+        };
         let no = LogNo(self.logs.len() as u32);
         self.by_id.insert(log.id, no);
         self.logs.push(Some(Box::new(log)));
@@ -808,6 +814,7 @@ impl Store {
         let (token, partition) = (request.token, request.partition);
         let len = request.batch.len() as u64;
         let room = self.has_room(len);
+        let early = self.cfg.has(Canary::DuplicateBeforeDurable);
         let Some(log) = self.log_mut(no) else {
             return Err(AppendError::UnknownPartition(partition));
         };
@@ -817,6 +824,10 @@ impl Store {
         match log.producers.check(header) {
             ProducerVerdict::Append => {}
             ProducerVerdict::Duplicate { base, end } => {
+                if early && end > log.durable_end {
+                    log.durable_end = end;
+                    out.events.push(StoreEvent::Durable { partition, end });
+                }
                 self.stats.duplicates += 1;
                 let appended = Appended {
                     base,

@@ -5,6 +5,7 @@
 //! segments above set aside and appends taken again (STORAGE.md section 3, D10, F7).
 
 use crate::batch::BatchHeader;
+use crate::canary::Canary;
 use crate::commit::Effect;
 use crate::error::{CommandError, FenceReason, ReadError};
 use crate::io::DiskError;
@@ -174,6 +175,10 @@ impl Store {
         self.set_aside_after(no, gone);
         self.reads_were_cut(now, no, out);
         self.unpin(no);
+        let prefix = match self.cfg.has(Canary::TruncateWithoutPrefix) {
+            true => vec![0; prefix.len()],
+            false => prefix,
+        };
         let record = Record::Truncate {
             partition,
             offset,

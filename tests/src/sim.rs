@@ -5,6 +5,7 @@
 mod model;
 mod node;
 mod profile;
+mod rot;
 mod runner;
 mod script;
 
@@ -56,6 +57,8 @@ pub struct Summary {
     pub power_cuts: u64,
     pub crashes_in_recovery: u64,
     pub failed_starts: u64,
+    /// Starts with another number of shards than the one before.
+    pub reshards: u64,
     /// Faults that fired.
     pub faults: BTreeMap<String, u64>,
     /// Operations on the disk that could have been crashed at.
@@ -87,6 +90,7 @@ impl Summary {
             power_cuts: 0,
             crashes_in_recovery: 0,
             failed_starts: 0,
+            reshards: 0,
             faults: BTreeMap::new(),
             boundaries: 0,
             script_boundaries: 0,
@@ -108,7 +112,7 @@ impl fmt::Display for Summary {
         write!(
             f,
             "seed {} {}: {} appended, {} refused, {} duplicates, {} reads, {} lookups, {} commands, {} drops, \
-             {} starts, {} kills, {} power cuts, {} crashes in recovery, {} failed starts, {} fences, {} faults, \
+             {} starts, {} kills, {} power cuts, {} crashes in recovery, {} failed starts, {} reshards, {} fences, {} faults, \
              {} boundaries, {:.1} s, trace {:016x}",
             self.seed,
             self.profile,
@@ -124,6 +128,7 @@ impl fmt::Display for Summary {
             self.power_cuts,
             self.crashes_in_recovery,
             self.failed_starts,
+            self.reshards,
             self.fences,
             self.faults.values().sum::<u64>(),
             self.boundaries,
@@ -171,10 +176,22 @@ pub fn replay_command(plan: &Plan) -> String {
         seed, profile, ops, ..
     } = plan;
     let run = "cargo run -p ringfence-tests --bin sim --";
+    #[cfg(feature = "canary")]
+    let run = &plan.canary.map_or(run.to_owned(), |canary| {
+        format!("cargo run -p ringfence-tests --features canary --bin sim -- --canary {canary}")
+    });
     match (plan.script, plan.crash_at) {
         (None, _) => format!("{run} --seed {seed} --profile {profile} --ops {ops}"),
-        (Some(script), None) => format!("{run} --script {script}"),
-        (Some(script), Some((at, Crash::Kill))) => format!("{run} --script {script} --kill-at {at}"),
-        (Some(script), Some((at, Crash::Power))) => format!("{run} --script {script} --power-cut-at {at}"),
+        (Some(script), crash) => {
+            let mut command = format!("{run} --script {script} --seed {seed}");
+            if let Some((at, kind)) = crash {
+                let kind = if kind == Crash::Kill { "kill" } else { "power-cut" };
+                command += &format!(" --{kind}-at {at}");
+            }
+            if let Some(after) = plan.then_after {
+                command += &format!(" --then-after {after}");
+            }
+            command
+        }
     }
 }

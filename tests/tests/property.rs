@@ -127,6 +127,48 @@ fn a_crash_at_boundaries_of_a_journal_lap() {
 }
 
 #[test]
+fn a_crash_at_every_boundary_of_small_frames() {
+    crash_everywhere(Script::Frames, 1);
+}
+
+#[test]
+fn a_crash_at_every_boundary_on_a_disk_with_large_blocks() {
+    crash_everywhere(Script::LargeBlocks, 1);
+}
+
+#[test]
+fn a_crash_at_every_boundary_of_retries() {
+    crash_everywhere(Script::Retry, 1);
+}
+
+#[test]
+fn a_crash_at_every_boundary_of_checkpoints() {
+    crash_everywhere(Script::Snapshots, 1);
+}
+
+#[test]
+fn a_crash_at_every_boundary_around_a_rotten_frame() {
+    crash_everywhere(Script::RottenFrame, 1);
+}
+
+#[test]
+fn a_crash_at_boundaries_around_a_rotten_snapshot() {
+    crash_everywhere(Script::RottenSnapshot, 29);
+}
+
+#[test]
+fn a_crash_at_boundaries_of_two_lives_of_one_address() {
+    crash_everywhere(Script::TwoLives, 7);
+}
+
+#[test]
+fn one_rotten_bit_of_the_journal_is_never_a_silent_loss() {
+    let summaries = check_profile(Profile::Decay);
+    assert!(total(&summaries, |s| s.faults.values().sum()) > summaries.len() as u64 / 2);
+    assert!(total(&summaries, |s| s.reshards) > summaries.len() as u64 / 4);
+}
+
+#[test]
 fn equal_seeds_give_equal_runs() {
     for profile in Profile::ALL {
         let plan = Plan::random(4711, profile, STEPS);

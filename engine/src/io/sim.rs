@@ -63,7 +63,10 @@ impl Default for Latency {
 /// What a simulated disk is like.
 #[derive(Debug, Clone)]
 pub struct SimConfig {
-    /// Alignment of direct I/O and grain: a power of two, at least 4096.
+    /// Alignment of direct I/O: a power of two, at least 4096.
+    pub alignment: usize,
+    /// What the device writes as one, a multiple of the alignment, and so the journal's grain. When power is cut under
+    /// a write to a part of such a block of a journal file, the rest of the block is torn with it.
     pub grain: usize,
     /// Bytes of space; `None` is endless.
     pub capacity: Option<u64>,
@@ -74,6 +77,7 @@ pub struct SimConfig {
 impl Default for SimConfig {
     fn default() -> SimConfig {
         SimConfig {
+            alignment: BLOCK,
             grain: BLOCK,
             capacity: None,
             latency: Latency::default(),
@@ -137,7 +141,9 @@ impl SimDisk {
     /// An empty disk with a root directory.
     #[must_use]
     pub fn new(seed: u64, config: SimConfig) -> SimDisk {
-        assert!(config.grain.is_power_of_two() && config.grain >= BLOCK, "grain");
+        let power = |n: usize| n.is_power_of_two() && n >= BLOCK;
+        assert!(power(config.alignment) && power(config.grain), "alignment, grain");
+        assert!(config.grain >= config.alignment, "grain");
         SimDisk {
             config,
             rng: Rng::new(seed),
@@ -341,7 +347,7 @@ impl SimDisk {
     pub fn crash(mut self, kind: Crash, seed: u64) -> SimDisk {
         let mut rng = Rng::new(seed);
         for (_, flight) in std::mem::take(&mut self.flights) {
-            self.cut_short(flight, &mut rng);
+            self.cut_short(flight, kind, &mut rng);
         }
         self.files.clear();
         self.opening.clear();
@@ -466,8 +472,8 @@ impl SimDisk {
         if !is_direct(handle.class) {
             return;
         }
-        let grain = self.config.grain as u64;
-        let aligned = |n: u64| n.is_multiple_of(grain);
+        let alignment = self.config.alignment as u64;
+        let aligned = |n: u64| n.is_multiple_of(alignment);
         match op {
             DiskOp::Write { pos, bufs, .. } => {
                 assert!(aligned(*pos), "misaligned write to {path} at {pos}");
@@ -747,8 +753,25 @@ impl SimDisk {
         }
     }
 
+    /// The device reads and writes whole blocks of the grain: what else is in one that was being written is torn too.
+    fn tear_neighbours(&mut self, inode: Inode, pos: u64, len: u64, rng: &mut Rng) {
+        let grain = self.config.grain as u64;
+        let end = pos + len;
+        let file = self.tree.file_mut(inode);
+        if file.class != FileClass::Journal {
+            return;
+        }
+        for rest in [pos / grain * grain..pos, end..end.next_multiple_of(grain)] {
+            for sector in rest.step_by(SECTOR) {
+                if rng.odds(1, 4) {
+                    file.flip(sector + rng.below(SECTOR as u64), rng.below(8) as u8);
+                }
+            }
+        }
+    }
+
     /// What becomes of an operation that was in flight at a crash: nothing, all, or for a write any of its sectors.
-    fn cut_short(&mut self, flight: Flight, rng: &mut Rng) {
+    fn cut_short(&mut self, flight: Flight, kind: Crash, rng: &mut Rng) {
         if rng.odds(1, 4) || matches!(flight.fault, Some(FaultKind::Error(_) | FaultKind::Lose)) {
             return;
         }
@@ -767,6 +790,9 @@ impl SimDisk {
                     mix_sectors(&mut bytes, &old, rng);
                 }
                 file.write_in_flight(seq, pos, &bytes);
+                if kind == Crash::Power {
+                    self.tear_neighbours(inode, pos, bytes.len() as u64, rng);
+                }
             }
             DiskOp::Close { .. } | DiskOp::Read { .. } | DiskOp::List { .. } => {}
             op => {

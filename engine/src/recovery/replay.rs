@@ -192,6 +192,13 @@ pub(super) fn run(
         shard: cfg.shard.0,
         what,
     };
+    // A generation that follows another one begins with snapshots of all there was.
+    if snapshots.number == 0 && cfg.generation > 1 {
+        return Err(damaged(format!(
+            "generation {} has no usable snapshot, and journals of the one before it are gone",
+            cfg.generation
+        )));
+    }
     if snapshots.lsn < promised {
         return Err(damaged(format!(
             "the best snapshot begins at {}, but files were recycled on the word of one at {promised}",
@@ -434,8 +441,12 @@ impl Replay<'_> {
             // Its header says where the frame after it begins, which may be bad too.
             (Some(lsn), _) => Cursor { lsn, ..self.cursor },
             (None, Some(next)) => next.cursor,
-            (None, None) => start_cursor(&self.ring, self.applied, self.capacity())
-                .ok_or_else(|| self.damaged(format!("no journal file holds lsn {}", self.applied)))?,
+            // Nothing good follows: what was promised is lost. Strictly ahead, or the same frame is judged for ever.
+            (None, None) => {
+                let lsn = promised.max(self.applied);
+                start_cursor(&self.ring, lsn, self.capacity())
+                    .ok_or_else(|| self.damaged(format!("no journal file holds lsn {lsn}")))?
+            }
         };
         let known = own
             .map(|records| (at, records))

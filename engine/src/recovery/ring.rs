@@ -1,6 +1,7 @@
 //! The journal files of a shard at start-up: making them, opening them, reading their headers.
 
 use super::{Files, RecoverError, check_owner, journal_dir};
+use crate::canary::Canary;
 use crate::config::StoreConfig;
 use crate::io::buf::AppendBuf;
 use crate::io::{DiskOp, Done, FileClass, FileId, OpenHow};
@@ -178,8 +179,12 @@ fn open_file(
         shard: cfg.shard.0,
         what,
     };
+    let class = match cfg.has(Canary::AckBeforeSync) {
+        true => FileClass::Segment,
+        false => FileClass::Journal,
+    };
     let how = OpenHow {
-        class: FileClass::Journal,
+        class,
         create: false,
         write: true,
     };
@@ -193,7 +198,9 @@ fn open_file(
         )));
     }
     // What a killed process wrote may be in the device's cache only; nothing is decided on it before it is durable.
-    files.one(&path, DiskOp::Sync { file })?;
+    if !cfg.has(Canary::TrustedCache) {
+        files.one(&path, DiskOp::Sync { file })?;
+    }
     let block = files.read(&path, file, 0, BLOCK.max(FILE_HEADER_BYTES) as u64)?;
     let mut rebuilt = None;
     let header = match FileHeader::decode(&block) {

@@ -5,14 +5,15 @@
 //! no segment yet, everything is synced, and only then the set is switched. A crash before the switch does it again
 //! from the untouched old generation.
 
-use super::{Files, RecoverError, journal_dir, replay_shard, ring};
+use super::{Files, RecoverError, grain, journal_dir, replay_shard, ring};
+use crate::canary::Canary;
 use crate::config::StoreConfig;
 use crate::io::buf::{AppendBuf, BufSlice};
 use crate::io::{Disk, DiskError, DiskOp, Done, FileClass, FileId, OpenHow};
 use crate::limits::BLOCK;
 use crate::log::Log;
 use crate::meta::JournalSet;
-use crate::snapshot::{SnapshotHeader, encode_entry};
+use crate::snapshot::{SnapshotHeader, decode_body, encode_entry, entry_seed};
 use crate::store::Ops;
 use crate::types::{Lsn, Now, ShardId, Term};
 
@@ -21,7 +22,7 @@ pub const JOURNAL_SET: &str = "journal-set";
 /// A file as long as the set: the next one is written over it, so that a full disk does not keep a node from starting.
 const SPARE: &str = "journal-set.spare";
 const PIECE: usize = 1 << 20;
-/// Number of the snapshot that a new generation begins with.
+/// Number of the first of the two snapshots that a new generation begins with.
 const FIRST_NUMBER: u64 = 1;
 
 /// Opens the journal set for a start with `shards` shards: raises the term durably, and makes a new generation when the
@@ -67,7 +68,7 @@ pub fn open_set(
         });
     }
     let mut set = JournalSet {
-        term: Term(old.term.0 + 1),
+        term: Term(old.term.0 + u64::from(!template.has(Canary::NoNewTerm))),
         ..old
     };
     write_set(&mut files, &set)?;
@@ -198,32 +199,53 @@ fn close_all(
 
 /// Makes the journal of a shard whose first snapshot holds `logs`.
 fn make_shard(files: &mut Files<'_>, cfg: StoreConfig, logs: &[Log]) -> Result<(), RecoverError> {
-    let grain = files.disk.grain();
+    let grain = grain(files.disk, &cfg);
     let dir = journal_dir(cfg.generation, cfg.shard.0);
     files.make_dirs(&dir)?;
     let (cfg, ring) = ring::open(files, cfg, grain)?;
     close_all(files, &dir, ring.files.iter().map(|f| f.file))?;
+    // Two of them, as after every checkpoint: one may rot. They are read before the journals that they replace go: a
+    // checkpoint that is not what was written leaves older ones and the journal behind, this one would leave nothing.
+    let snapshots = [("checkpoint-a", FIRST_NUMBER), ("checkpoint-b", FIRST_NUMBER + 1)];
+    for (name, number) in snapshots {
+        write_snapshot(files, &cfg, &format!("{dir}/{name}"), number, logs)?;
+    }
+    for (name, number) in snapshots {
+        check_snapshot(files, &cfg, &format!("{dir}/{name}"), number)?;
+    }
+    files.one(&dir, DiskOp::SyncDir { path: dir.clone() })?;
+    Ok(())
+}
+
+/// Writes and syncs the snapshot of `logs` with all bytes that are in no segment yet.
+fn write_snapshot(
+    files: &mut Files<'_>,
+    cfg: &StoreConfig,
+    path: &str,
+    number: u64,
+    logs: &[Log],
+) -> Result<(), RecoverError> {
     let mut body = Vec::new();
+    let seed = entry_seed(cfg, number);
     logs.iter()
-        .for_each(|log| encode_entry(log, FIRST_NUMBER, Lsn(0), true, &mut body));
+        .for_each(|log| encode_entry(log, seed, Lsn(0), true, &mut body));
     let header = SnapshotHeader {
         node: cfg.node,
         generation: cfg.generation,
         shard: cfg.shard.0,
         term: cfg.term,
-        number: FIRST_NUMBER,
+        number,
         lsn: Lsn(0),
         count: logs.len() as u32,
         body_bytes: body.len() as u64,
         body_crc: crc32fast::hash(&body),
     };
-    let path = format!("{dir}/checkpoint-a");
     let how = OpenHow {
         class: FileClass::Checkpoint,
         create: true,
         write: true,
     };
-    let Some((file, _)) = files.open(&path, how)? else {
+    let Some((file, _)) = files.open(path, how)? else {
         return Ok(());
     };
     for (i, piece) in body.chunks(PIECE).enumerate() {
@@ -232,7 +254,7 @@ fn make_shard(files: &mut Files<'_>, cfg: StoreConfig, logs: &[Log]) -> Result<(
         buf.append_zeros(piece.len().next_multiple_of(BLOCK) - piece.len());
         let pos = (BLOCK + i * PIECE) as u64;
         files.one(
-            &path,
+            path,
             DiskOp::Write {
                 file,
                 pos,
@@ -241,18 +263,54 @@ fn make_shard(files: &mut Files<'_>, cfg: StoreConfig, logs: &[Log]) -> Result<(
         )?;
     }
     files.one(
-        &path,
+        path,
         DiskOp::Write {
             file,
             pos: 0,
             bufs: vec![header.encode()],
         },
     )?;
-    files.one(&path, DiskOp::Sync { file })?;
-    files.one(&path, DiskOp::Close { file })?;
+    files.one(path, DiskOp::Sync { file })?;
+    files.one(path, DiskOp::Close { file })?;
     files.ops.free_file(file);
-    files.one(&dir, DiskOp::SyncDir { path: dir.clone() })?;
     Ok(())
+}
+
+/// Reads a snapshot that was just written, as the next start will.
+fn check_snapshot(
+    files: &mut Files<'_>,
+    cfg: &StoreConfig,
+    path: &str,
+    number: u64,
+) -> Result<(), RecoverError> {
+    let how = OpenHow {
+        class: FileClass::Checkpoint,
+        create: false,
+        write: false,
+    };
+    let Some((file, len)) = files.open(path, how)? else {
+        return Err(not_as_written(cfg, path));
+    };
+    let block = files.read(path, file, 0, BLOCK as u64)?;
+    let header = SnapshotHeader::decode(&block, len).ok();
+    let body = match &header {
+        Some(header) => files.read(path, file, BLOCK as u64, header.body_bytes)?,
+        None => Vec::new(),
+    };
+    files.one(path, DiskOp::Close { file })?;
+    files.ops.free_file(file);
+    let good = |h: &SnapshotHeader| h.number == number && decode_body(h, &body, cfg).is_ok();
+    match header.filter(good) {
+        Some(_) => Ok(()),
+        None => Err(not_as_written(cfg, path)),
+    }
+}
+
+fn not_as_written(cfg: &StoreConfig, path: &str) -> RecoverError {
+    RecoverError::Damaged {
+        shard: cfg.shard.0,
+        what: format!("{path} does not read as it was written; the journals before it are kept"),
+    }
 }
 
 /// Removes generations that are not current: left from before a switch, or from one that was not finished.

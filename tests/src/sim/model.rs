@@ -153,6 +153,8 @@ pub(super) struct Partition {
     pub fence_seen: bool,
     /// Records may be damaged, and their times lost with them: such a segment goes when the one behind it is too old.
     pub may_lose_times: bool,
+    /// Some of its records were lost to damage, and with them what the store knew of who sent them.
+    pub damaged: bool,
 }
 
 impl Partition {
@@ -172,6 +174,7 @@ impl Partition {
             cut: Vec::new(),
             fence_seen: false,
             may_lose_times: false,
+            damaged: false,
         }
     }
 
@@ -337,6 +340,7 @@ impl Partition {
         if start < known.min(state.end) {
             return self.wrong(format!("log start {start} after reopening, {known} was known"));
         }
+        self.damaged |= seen.fenced || !seen.refused.is_empty();
         self.certain = state.clone();
         self.state = state;
         self.pending.clear();

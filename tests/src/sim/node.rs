@@ -3,18 +3,12 @@
 //! Shards have rings of their own in the real process, so ids of files and operations are kept apart here by the
 //! shard's number in their upper bits.
 
-use std::fmt;
-
 use ringfence_engine::config::StoreConfig;
-use ringfence_engine::io::buf::BufSlice;
 use ringfence_engine::io::sim::{Crash, SimDisk};
-use ringfence_engine::io::{
-    Completion, Disk, DiskError, DiskGone, DiskOp, Done, FileClass, FileId, OpId, OpenHow,
-};
-use ringfence_engine::meta::{JournalSet, META_BYTES, MetaError};
-use ringfence_engine::recovery::RecoverError;
+use ringfence_engine::io::{Completion, Disk, DiskError, DiskGone, DiskOp, Done, FileId, OpId};
+use ringfence_engine::recovery::{RecoverError, open_set};
 use ringfence_engine::store::{Outbox, Store, StoreEvent};
-use ringfence_engine::types::{Now, PartitionId, ShardId, Term};
+use ringfence_engine::types::{Now, PartitionId, ShardId};
 
 /// Wall clock at simulated time 0, milliseconds since 1970.
 const EPOCH_MS: i64 = 1_700_000_000_000;
@@ -35,14 +29,16 @@ pub(super) struct Node {
 }
 
 impl Node {
-    /// Starts `shards` stores on `disk`. When it fails the disk comes back with the reason, as it was then.
+    /// Starts `shards` stores on `disk`, whatever their number was before. When it fails the disk comes back with the
+    /// reason, as it was then.
     pub(super) fn start(
         mut disk: SimDisk,
         shards: u16,
         config: &StoreConfig,
-    ) -> Result<Node, (Box<SimDisk>, StartError)> {
+    ) -> Result<Node, (Box<SimDisk>, RecoverError)> {
         let mut stores = Vec::new();
-        let set = match raise_term(&mut disk, config.node, shards) {
+        let now = now_of(&disk);
+        let set = match open_set(&mut disk, config, shards, now) {
             Ok(set) => set,
             Err(error) => return Err((Box::new(disk), error)),
         };
@@ -57,10 +53,11 @@ impl Node {
             let mut port = ShardPort {
                 disk: &mut disk,
                 shard,
+                calls: 0,
             };
             match Store::recover(&mut port, config, now) {
                 Ok((store, _report)) => stores.push(store),
-                Err(error) => return Err((Box::new(disk), StartError::Recover(error))),
+                Err(error) => return Err((Box::new(disk), error)),
             }
         }
         Ok(Node {
@@ -190,101 +187,17 @@ fn now_of(disk: &SimDisk) -> Now {
     }
 }
 
-/// Why a start failed.
-#[derive(Debug)]
-pub(super) enum StartError {
-    /// The journal set could not be read or raised.
-    Set(DiskError),
-    /// The journal set is damaged.
-    BadSet(MetaError),
-    /// The process died on the way.
-    Gone(DiskGone),
-    /// A shard's recovery failed.
-    Recover(RecoverError),
-}
-
-impl fmt::Display for StartError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            StartError::Set(error) => write!(f, "journal-set: {error}"),
-            StartError::BadSet(error) => write!(f, "journal-set: {error}"),
-            StartError::Gone(error) => error.fmt(f),
-            StartError::Recover(error) => error.fmt(f),
-        }
-    }
-}
-
-/// Reads the journal set and makes a higher term durable, before anything else, as every start does.
-fn raise_term(disk: &mut SimDisk, node: u32, shards: u16) -> Result<JournalSet, StartError> {
-    let old = read_set(disk)?;
-    let set = JournalSet {
-        node_id: node,
-        generation: old.map_or(1, |set| set.generation),
-        shards,
-        term: Term(old.map_or(0, |set| set.term.0) + 1),
-    };
-    let file = META_FILE;
-    let temp = format!("{SET_PATH}.tmp");
-    one(disk, open_meta(&temp, true))?;
-    let bufs = vec![BufSlice::copy_of(&set.encode())];
-    one(disk, DiskOp::Write { file, pos: 0, bufs })?;
-    one(disk, DiskOp::Sync { file })?;
-    one(disk, DiskOp::Close { file })?;
-    let (from, to) = (temp, SET_PATH.to_owned());
-    one(disk, DiskOp::Rename { from, to })?;
-    let path = String::new();
-    one(disk, DiskOp::SyncDir { path })?;
-    Ok(set)
-}
-
-fn read_set(disk: &mut SimDisk) -> Result<Option<JournalSet>, StartError> {
-    let file = META_FILE;
-    match one(disk, open_meta(SET_PATH, false)) {
-        Err(StartError::Set(DiskError::NotFound)) => return Ok(None),
-        other => other?,
-    };
-    // What only the cache holds must not be believed.
-    one(disk, DiskOp::Sync { file })?;
-    let len = META_BYTES;
-    let read = one(disk, DiskOp::Read { file, pos: 0, len });
-    one(disk, DiskOp::Close { file })?;
-    match read? {
-        Done::Read(bytes) => JournalSet::decode(&bytes).map(Some).map_err(StartError::BadSet),
-        _ => Err(StartError::Set(DiskError::Io(5))),
-    }
-}
-
-const SET_PATH: &str = "journal-set";
-const META_FILE: FileId = FileId(u32::MAX);
-
-fn open_meta(path: &str, write: bool) -> DiskOp {
-    DiskOp::Open {
-        file: META_FILE,
-        path: path.to_owned(),
-        how: OpenHow {
-            class: FileClass::Meta,
-            create: write,
-            write: true,
-        },
-    }
-}
-
-fn one(disk: &mut SimDisk, op: DiskOp) -> Result<Done, StartError> {
-    let mut results = disk.run(vec![op]).map_err(StartError::Gone)?;
-    results
-        .pop()
-        .unwrap_or(Err(DiskError::Io(5)))
-        .map_err(StartError::Set)
-}
-
 /// One shard's view of the disk during recovery.
 struct ShardPort<'a> {
     disk: &'a mut SimDisk,
     shard: u16,
+    calls: u32,
 }
 
 impl Disk for ShardPort<'_> {
     fn run(&mut self, ops: Vec<DiskOp>) -> Result<Vec<Result<Done, DiskError>>, DiskGone> {
+        self.calls += 1;
+        assert!(self.calls < 100_000, "recovery does not end");
         let ops = ops.into_iter().map(|op| on_shard(op, self.shard)).collect();
         self.disk.run(ops)
     }

@@ -21,28 +21,34 @@ pub enum Profile {
     /// Bits flip, writes are lost or misdirected. Wrong bytes are never served; what is damaged answers with typed
     /// errors, everything else is intact.
     Rot,
+    /// Once in a run, after a quiet time, a bit of the journal flips while the process is down. The contract of `rot`.
+    Decay,
 }
 
 impl Profile {
     /// All of them.
-    pub const ALL: [Profile; 5] = [
+    pub const ALL: [Profile; 6] = [
         Profile::Calm,
         Profile::Enospc,
         Profile::Eio,
         Profile::Flaky,
         Profile::Rot,
+        Profile::Decay,
     ];
 
     /// Whether operations may fail, so that partitions or the shard may be fenced.
     #[must_use]
     pub fn may_fence(self) -> bool {
-        matches!(self, Profile::Eio | Profile::Flaky | Profile::Rot)
+        matches!(
+            self,
+            Profile::Eio | Profile::Flaky | Profile::Rot | Profile::Decay
+        )
     }
 
     /// Whether acknowledged bytes may become unreadable (never wrong).
     #[must_use]
     pub fn may_damage(self) -> bool {
-        self == Profile::Rot
+        matches!(self, Profile::Rot | Profile::Decay)
     }
 
     /// Whether the disk may fill up.
@@ -55,12 +61,13 @@ impl Profile {
     #[must_use]
     pub fn faults(self, rng: &mut Rng) -> Vec<Fault> {
         let mut faults = Vec::new();
-        if rng.odds(1, 3) {
+        // A stalled Mark would leave the last frame without a promise.
+        if self != Profile::Decay && rng.odds(1, 3) {
             let stall = FaultKind::Stall(rng.between(10_000_000, 3_000_000_000));
             faults.push(Fault::new(stall, When::OneIn(rng.between(20, 400))).at_most(3));
         }
         match self {
-            Profile::Calm | Profile::Enospc => {}
+            Profile::Calm | Profile::Enospc | Profile::Decay => {}
             Profile::Eio => faults.extend(failures(rng)),
             Profile::Flaky => {
                 faults.extend(failures(rng));
@@ -118,7 +125,7 @@ fn failures(rng: &mut Rng) -> Vec<Fault> {
 }
 
 /// Not in the journal: a rotten last frame and a crash within the Mark window look like a torn tail, which is a stated
-/// limit of one copy.
+/// limit of one copy. [`Profile::Decay`] is for the journal.
 fn rot(rng: &mut Rng) -> Vec<Fault> {
     let classes = [
         FileClass::Segment,
@@ -145,6 +152,7 @@ impl fmt::Display for Profile {
             Profile::Eio => "eio",
             Profile::Flaky => "flaky",
             Profile::Rot => "rot",
+            Profile::Decay => "decay",
         })
     }
 }
@@ -156,6 +164,6 @@ impl FromStr for Profile {
         let found = Profile::ALL
             .into_iter()
             .find(|profile| profile.to_string() == text);
-        found.ok_or_else(|| format!("unknown profile {text}: one of calm, enospc, eio, flaky, rot"))
+        found.ok_or_else(|| format!("unknown profile {text}: one of calm, enospc, eio, flaky, rot, decay"))
     }
 }

@@ -5,6 +5,7 @@ mod reopen;
 mod workload;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 
 use ringfence_engine::config::StoreConfig;
 use ringfence_engine::error::ReadError;
@@ -14,11 +15,15 @@ use ringfence_engine::types::{PartitionId, ShardId};
 
 use super::model::{Partition, Sequence};
 use super::node::Node;
+use super::rot::Rot;
 use super::script::{self, Script};
 use super::{Profile, Summary, Violation};
 
 /// Simulated time after which an unanswered command counts as hung.
 const PATIENCE_NS: u64 = 120_000_000_000;
+
+/// Time after which the last frame has its promise: the Mark window and a slow write or two.
+const QUIET_NS: u64 = 20_000_000;
 
 /// Bytes that a start needs on a full disk.
 const START_RESERVE: u64 = 64 << 10;
@@ -36,6 +41,11 @@ pub struct Plan {
     pub script: Option<Script>,
     /// The only crash during a script: at this boundary of the disk.
     pub crash_at: Option<(u64, Crash)>,
+    /// A second crash of the script, so many boundaries after the start that follows the first.
+    pub then_after: Option<u64>,
+    /// A deliberate bug of the store.
+    #[cfg(feature = "canary")]
+    pub canary: Option<ringfence_engine::canary::Canary>,
 }
 
 impl Plan {
@@ -48,6 +58,9 @@ impl Plan {
             ops,
             script: None,
             crash_at: None,
+            then_after: None,
+            #[cfg(feature = "canary")]
+            canary: None,
         }
     }
 
@@ -55,11 +68,9 @@ impl Plan {
     #[must_use]
     pub fn scripted(script: Script, crash_at: Option<(u64, Crash)>) -> Plan {
         Plan {
-            seed: 1,
-            profile: Profile::Calm,
-            ops: 0,
             script: Some(script),
             crash_at,
+            ..Plan::random(1, script.profile(), 0)
         }
     }
 }
@@ -90,6 +101,23 @@ enum Waiting {
     },
 }
 
+impl fmt::Display for Waiting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Waiting::Append { partition, bytes, .. } => {
+                write!(f, "append of {} bytes to {partition}", bytes.len())
+            }
+            Waiting::Read {
+                partition, offset, ..
+            } => write!(f, "read of {partition} at {offset}"),
+            Waiting::Time {
+                partition, timestamp, ..
+            } => write!(f, "lookup of time {timestamp} in {partition}"),
+            Waiting::Command { what } => f.write_str(what),
+        }
+    }
+}
+
 /// The workload and its checks.
 pub(super) struct Runner {
     plan: Plan,
@@ -109,6 +137,12 @@ pub(super) struct Runner {
     next_topic: u64,
     next_epoch: u32,
     shard_fenced: bool,
+    /// The next life crashes so many boundaries after its start.
+    crash_again: Option<u64>,
+    /// What rots while the process is down the next time.
+    rot: Option<Rot>,
+    /// The journal rots once in a run: of two flips one may hide the other.
+    has_rotted: bool,
     summary: Summary,
 }
 
@@ -116,11 +150,24 @@ impl Runner {
     /// A node on an empty disk.
     pub(super) fn new(plan: Plan) -> Result<Runner, Violation> {
         let mut rng = Rng::new(plan.seed);
-        let mut disk = SimDisk::new(rng.bits(), SimConfig::default());
+        let grain = match plan.script {
+            Some(script) => script.grain(),
+            None => *rng.pick(&[4096, 4096, 4096, 8192]),
+        };
+        let disk = SimConfig {
+            grain,
+            ..SimConfig::default()
+        };
+        let mut disk = SimDisk::new(rng.bits(), disk);
         disk.stop_at(plan.crash_at.map(|(at, _)| at));
         let (config, shards) = match plan.script {
-            Some(_) => (script::store_config(), 1),
-            None => (store_config(&mut rng), *rng.pick(&[1, 1, 1, 2])),
+            Some(script) => (script::store_config(script), 1),
+            None => (store_config(&mut rng, grain), *rng.pick(&[1, 1, 1, 2])),
+        };
+        #[cfg(feature = "canary")]
+        let config = StoreConfig {
+            canary: plan.canary,
+            ..config
         };
         let mut runner = Runner {
             summary: Summary::new(plan.seed, plan.profile),
@@ -138,6 +185,9 @@ impl Runner {
             next_topic: 1,
             next_epoch: 1,
             shard_fenced: false,
+            crash_again: None,
+            rot: None,
+            has_rotted: false,
         };
         runner.reopen(disk)?;
         Ok(runner)
@@ -196,6 +246,7 @@ impl Runner {
             82..84 => self.drop_one()?,
             84..88 => self.retry_an_old_batch()?,
             88..92 => self.let_time_pass()?,
+            92..94 if self.plan.profile == Profile::Decay => self.rot_journal()?,
             92..94 => self.fill_or_free_disk()?,
             94..95 => self.stop_cleanly()?,
             95..97 => self.drain()?,
@@ -291,7 +342,7 @@ impl Runner {
             let now = self.node()?.disk.now();
             let idle = self.node()?.next_at().is_none();
             if idle || now > start + PATIENCE_NS {
-                let waiting: Vec<String> = self.waiting.values().map(|(_, w)| format!("{w:.80?}")).collect();
+                let waiting: Vec<String> = self.waiting.values().map(|(_, w)| w.to_string()).collect();
                 let unsettled = self.partitions.values().filter(|p| !p.is_settled());
                 let unsettled: Vec<String> = unsettled.map(|p| p.id.to_string()).collect();
                 return Err(Violation(format!(
@@ -329,8 +380,25 @@ impl Runner {
         self.restart(Crash::Power, false)
     }
 
+    /// Whatever was accepted becomes durable, and what is durable gets its promise on the disk. Then a bit of the journal
+    /// flips while the process is down.
+    fn rot_journal(&mut self) -> Result<(), Violation> {
+        if std::mem::replace(&mut self.has_rotted, true) {
+            return Ok(());
+        }
+        self.rot_after_quiet(Rot::Journal)
+    }
+
+    pub(super) fn rot_after_quiet(&mut self, rot: Rot) -> Result<(), Violation> {
+        self.drain()?;
+        self.pass_time(QUIET_NS)?;
+        self.rot = Some(rot);
+        let kind = self.crash_kind();
+        self.restart(kind, false)
+    }
+
     /// The process dies and comes back. With `heal` the disk has no more faults and room again.
-    fn restart(&mut self, kind: Crash, heal: bool) -> Result<(), Violation> {
+    pub(super) fn restart(&mut self, kind: Crash, heal: bool) -> Result<(), Violation> {
         let Some(node) = self.node.take() else {
             return Err(Violation("the node is down".to_owned()));
         };
@@ -339,7 +407,14 @@ impl Runner {
             *self.summary.faults.entry(what.clone()).or_default() += times;
         }
         let mut disk = node.crash(kind, self.rng.bits());
+        if let Some(rot) = self.rot.take() {
+            rot.spoil(&mut disk, &mut self.rng);
+            *self.summary.faults.entry(format!("{rot:?}")).or_default() += 1;
+        }
         disk.clear_faults();
+        if !heal {
+            self.crash_again = self.plan.then_after.take();
+        }
         if heal {
             disk.set_capacity(None);
         } else {
@@ -364,6 +439,12 @@ impl Runner {
                 disk.clear_faults();
                 disk.set_capacity(None);
             }
+            if self.plan.script.is_none() && self.rng.odds(1, 8) {
+                // Another number of shards needs room for journals of their own.
+                let before = std::mem::replace(&mut self.shards, *self.rng.pick(&[1, 2, 3]));
+                self.summary.reshards += u64::from(before != self.shards && self.summary.starts > 0);
+                disk.set_capacity(None);
+            }
             // The broker keeps some space back for its start.
             disk.keep_room(START_RESERVE);
             match Node::start(disk, self.shards, &self.config) {
@@ -374,6 +455,10 @@ impl Runner {
                 Ok(mut node) => {
                     if self.plan.script.is_none() {
                         node.disk.stop_at(None);
+                    }
+                    if let Some(after) = self.crash_again.take() {
+                        let at = node.disk.boundaries() + after;
+                        node.disk.stop_at(Some(at));
                     }
                     self.node = Some(node);
                     return self.check_reopened();
@@ -394,8 +479,8 @@ impl Runner {
 }
 
 /// A store small enough to lap its journal and to checkpoint often.
-fn store_config(rng: &mut Rng) -> StoreConfig {
-    let journal_file_bytes = *rng.pick(&[65 * 4096, 129 * 4096, 257 * 4096]);
+fn store_config(rng: &mut Rng, grain: usize) -> StoreConfig {
+    let journal_file_bytes = *rng.pick(&[65, 129, 257]) * grain as u64;
     let journal_files = rng.between(5, 8) as usize;
     StoreConfig {
         journal_file_bytes,

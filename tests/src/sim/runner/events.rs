@@ -135,6 +135,11 @@ impl Runner {
         };
         partition.accept(Change::Append(batch), None);
         self.summary.appended += 1;
+        if settings.memory {
+            // Its consumers do not wait for the journal; a crash may take what they saw.
+            self.node()?
+                .call(id, |store, _, _| store.set_high_watermark(id, appended.end));
+        }
         Ok(())
     }
 
@@ -161,10 +166,10 @@ impl Runner {
             AppendError::WrongEpoch { .. } | AppendError::Busy => true,
             AppendError::UnknownPartition(_) => partition.is_dropping(),
             // A cut has the table built again from what the log still holds; a producer whose batches are gone (below the
-            // log start, or rotten) is refused, its retry never stored twice.
+            // log start, or damaged) is refused, its retry never stored twice.
             AppendError::OutOfOrderSequence { .. } | AppendError::InvalidProducerEpoch { .. } => {
                 let in_log = sequence.is_none_or(|sequence| partition.holds_last_batches_of(sequence.id));
-                partition.state.truncated && (profile.may_damage() || !in_log)
+                partition.damaged || (partition.state.truncated && (profile.may_damage() || !in_log))
             }
             AppendError::InvalidBatch(_) | AppendError::TooLarge { .. } => false,
         };

@@ -18,16 +18,18 @@ impl Runner {
         self.summary.starts += 1;
         self.check_gone()?;
         let ids: Vec<PartitionId> = self.partitions.keys().copied().collect();
+        for id in &ids {
+            let partition = &self.partitions[id];
+            let (id, name, settings) = (*id, partition.name.clone(), partition.settings.clone());
+            if !partition.is_dropping() {
+                self.node()?
+                    .call(id, |store, _, _| store.create(id, &name, settings));
+            }
+        }
         for id in ids {
             if self.partitions[&id].is_dropping() {
                 self.finish_drop(id)?;
             } else {
-                let (name, settings) = (
-                    self.partitions[&id].name.clone(),
-                    self.partitions[&id].settings.clone(),
-                );
-                self.node()?
-                    .call(id, |store, _, _| store.create(id, &name, settings));
                 self.check_partition(id)?;
             }
         }

@@ -2,11 +2,12 @@
 
 use ringfence_engine::batch::TimestampType;
 use ringfence_engine::io::buf::BufSlice;
-use ringfence_engine::io::sim::Rng;
+use ringfence_engine::io::sim::{Fault, FaultKind, OpKind, Rng, When};
+use ringfence_engine::io::{Disk, FileClass};
 use ringfence_engine::store::{AppendRequest, LogSettings, ReadRequest};
 use ringfence_engine::types::{LeaderEpoch, Offset, PartitionId, TopicId};
 
-use super::{Runner, Waiting};
+use super::{Node, PATIENCE_NS, Runner, Waiting};
 use crate::batch::{self, Producer, at};
 use crate::sim::Violation;
 use crate::sim::model::{Batch, Change, Partition, Sequence};
@@ -70,7 +71,7 @@ impl Runner {
                 TimestampType::CreateTime,
                 TimestampType::LogAppendTime,
             ]),
-            memory: false,
+            memory: rng.odds(1, 6),
         }
     }
 
@@ -116,7 +117,8 @@ impl Runner {
     }
 
     pub(super) fn append(&mut self, id: PartitionId) -> Result<(), Violation> {
-        let max = self.config.max_batch_bytes(4096);
+        let grain = self.node()?.disk.grain();
+        let max = self.config.max_batch_bytes(grain);
         let values = values(&mut self.rng, max.min(200_000));
         let producer = self.rng.below(4) as i64 - 1;
         self.append_values(id, &values, producer)
@@ -205,12 +207,29 @@ impl Runner {
         if own.is_empty() {
             return Ok(());
         }
-        let batch = self.rng.pick(&own).clone();
-        let epoch = partition.state.epoch();
-        let newest = own[0].sequence.map(|s| s.epoch);
-        if batch.sequence.map(|s| s.epoch) != newest {
+        if partition.damaged {
+            // Whether the original is remembered is not known.
             return Ok(());
         }
+        let batch = self.rng.pick(&own).clone();
+        let newest = own[0].sequence.map(|s| s.epoch);
+        match batch.sequence.map(|s| s.epoch) == newest {
+            true => self.send_again(id, &batch),
+            false => Ok(()),
+        }
+    }
+
+    /// Sends the newest batch of a partition again.
+    pub(in crate::sim) fn retry_newest(&mut self, id: PartitionId) -> Result<(), Violation> {
+        let partition = self.partitions.get(&id);
+        match partition.and_then(|p| p.state.batches.last().cloned()) {
+            Some(batch) => self.send_again(id, &batch),
+            None => Ok(()),
+        }
+    }
+
+    fn send_again(&mut self, id: PartitionId, batch: &Batch) -> Result<(), Violation> {
+        let epoch = self.partitions.get(&id).map_or(0, |p| p.state.epoch());
         // As the producer sent it: without offset and epoch.
         let mut bytes = batch.bytes.to_vec();
         batch::put(&mut bytes, at::BASE_OFFSET, &[0; 8]);
@@ -338,9 +357,9 @@ impl Runner {
         let Some(view) = self.node()?.store_of(id).view(id) else {
             return Ok(());
         };
-        let offset = self
-            .rng
-            .between(view.log_start.0, view.durable_end.0.max(view.log_start.0));
+        let memory = self.partitions.get(&id).is_some_and(|p| p.settings.memory);
+        let most = if memory { view.log_end } else { view.durable_end };
+        let offset = self.rng.between(view.log_start.0, most.max(view.log_start).0);
         self.raise_log_start(id, offset)
     }
 
@@ -398,6 +417,61 @@ impl Runner {
             self.take_events()?;
             self.watch()?;
         }
+        Ok(())
+    }
+
+    /// Ends a turn of the node: what the group holds becomes a frame.
+    pub(in crate::sim) fn end_turn(&mut self) -> Result<(), Violation> {
+        self.node()?.end_turn();
+        self.take_events()?;
+        self.watch()
+    }
+
+    /// Runs until every store has completed a checkpoint that begins now.
+    pub(in crate::sim) fn checkpoint(&mut self) -> Result<(), Violation> {
+        let starts = self.summary.starts;
+        let completed =
+            |node: &Node| -> Vec<u64> { node.stores().iter().map(|s| s.stats().checkpoints).collect() };
+        let before = completed(self.node()?);
+        self.node()?.call_all(|store, _, _| store.request_checkpoint());
+        let until = self.node()?.disk.now() + PATIENCE_NS;
+        while self.summary.starts == starts {
+            let node = self.node()?;
+            if completed(node)
+                .iter()
+                .zip(&before)
+                .all(|(now, before)| now > before)
+            {
+                break;
+            }
+            if node.disk.now() >= until {
+                return Err(Violation("a checkpoint does not end".to_owned()));
+            }
+            node.turn(until);
+            self.take_events()?;
+            self.watch()?;
+        }
+        Ok(())
+    }
+
+    /// Begins a checkpoint and lets it take what it holds.
+    pub(in crate::sim) fn begin_checkpoint(&mut self) -> Result<(), Violation> {
+        self.node()?.call_all(|store, _, _| store.request_checkpoint());
+        self.end_turn()?;
+        self.end_turn()
+    }
+
+    /// Journal files taken into use, and bytes of frames, by the first shard in this life.
+    pub(in crate::sim) fn journal(&mut self) -> Result<(u64, u64), Violation> {
+        let stats = self.node()?.stores()[0].commit_stats();
+        Ok((stats.files_taken, stats.bytes))
+    }
+
+    /// Writes to the journal take `ns` longer.
+    pub(in crate::sim) fn stall_journal(&mut self, when: When, ns: u64) -> Result<(), Violation> {
+        let stall = Fault::new(FaultKind::Stall(ns), when);
+        let stall = stall.class(FileClass::Journal).kind(OpKind::Write);
+        self.node()?.disk.add_fault(stall);
         Ok(())
     }
 
