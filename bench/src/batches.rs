@@ -1,5 +1,7 @@
 //! Batches for benchmarks: built once, sent many times.
 
+use std::time::{SystemTime, UNIX_EPOCH};
+
 use ringfence_engine::batch::{BatchBuilder, NewRecord};
 use ringfence_engine::io::buf::BufSlice;
 
@@ -19,10 +21,13 @@ pub fn batch(batch_bytes: usize, record_bytes: usize, number: usize) -> BufSlice
         .min(batch_bytes.saturating_sub(HEADER + RECORD))
         .max(1)];
     let count = (batch_bytes.saturating_sub(HEADER) / (value.len() + RECORD)).max(1);
+    // An old time would set retention off in the middle of a measurement.
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    let now_ms = now.map_or(0, |since| since.as_millis() as i64);
     let mut builder = BatchBuilder::new();
     for _ in 0..count {
         let record = NewRecord {
-            timestamp: 1_700_000_000_000,
+            timestamp: now_ms,
             key: None,
             value: Some(value),
             headers: &[],

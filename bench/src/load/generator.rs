@@ -246,14 +246,15 @@ impl Generator<'_> {
                 }
             }
             Pace::Window(window) => {
-                let room = |g: &Self| {
-                    let wires = g.wires.iter();
-                    wires
-                        .map(|wire| window.saturating_sub(wire.in_flight().max(wire.unsent())))
-                        .sum::<usize>()
-                };
+                // A batch that waits to be sent again keeps its place in the window, or refusals would multiply.
+                let out: usize = self
+                    .wires
+                    .iter()
+                    .map(|wire| wire.in_flight().max(wire.unsent()))
+                    .sum();
+                let room = (window * self.wires.len()).saturating_sub(out + self.retries.len());
                 // At most one window's worth per turn, so that answers are read in between.
-                for _ in 0..room(self) {
+                for _ in 0..room {
                     let Some((number, due)) = schedule.next(now) else {
                         return;
                     };

@@ -15,7 +15,7 @@ use crate::subject::{Cost, Outcome, Subject};
 pub(super) const MANY: u32 = 10_000;
 const FEW: u32 = 16;
 const PRODUCERS: usize = 64;
-const JOURNAL: u64 = 256 << 20;
+const JOURNAL: u64 = 512 << 20;
 
 /// Throughput and p99 on 10,000 partitions by those on 16, for 1 KiB and 4 KiB batches.
 pub(super) fn many_against_few(plan: &Plan) -> Outcome<Vec<Figure>> {
@@ -31,17 +31,20 @@ pub(super) fn many_against_few(plan: &Plan) -> Outcome<Vec<Figure>> {
 fn run(plan: &Plan, partitions: u32, size: usize) -> Outcome<Cost> {
     let subject = Subject::start(plan.dir(), &[("log.journal.bytes", &JOURNAL.to_string())])?;
     let targets = subject.topic("spread", partitions, &[])?;
-    subject.measure(&Load {
+    let mut load = Load {
         address: subject.broker.setup.native,
         targets,
         producers: PRODUCERS,
         pace: Pace::Window(1),
-        // A batch of 1 KiB takes more of the journal than its own bytes: five laps are reached well before.
-        length: Length::Bytes(plan.scaled(6 * JOURNAL)),
+        length: Length::Bytes(plan.scaled(JOURNAL)),
         acks: Acks::All,
         batch: batch(size, size, 0),
         timeline: false,
-    })
+    };
+    // The first lap makes directories and files.
+    subject.measure(&load)?;
+    load.length = Length::Bytes(plan.scaled(5 * JOURNAL));
+    subject.measure(&load)
 }
 
 fn compare(size: usize, few: &Cost, many: &Cost) -> [Figure; 2] {

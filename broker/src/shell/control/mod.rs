@@ -6,7 +6,6 @@
 mod desk;
 
 use std::fs::File;
-use std::io::Read;
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -240,7 +239,7 @@ fn watch_bell(endpoint: &Endpoint<Post>) -> std::io::Result<Rc<Notify>> {
 pub(super) fn random_id() -> std::io::Result<[u8; 16]> {
     let mut id = [0; 16];
     while id == [0; 16] {
-        File::open("/dev/urandom")?.read_exact(&mut id)?;
+        rustix::rand::getrandom(&mut id, rustix::rand::GetRandomFlags::empty())?;
     }
     Ok(id)
 }

@@ -9,6 +9,7 @@ use std::ffi::CString;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::rc::Rc;
+use std::sync::Arc;
 
 use io_uring::{opcode, squeue, types};
 
@@ -129,7 +130,7 @@ struct Flight {
 
 /// Files and operations of one reactor.
 pub(super) struct DiskDriver {
-    root: Rc<OwnedFd>,
+    root: Arc<OwnedFd>,
     align: usize,
     files: HashMap<FileId, OpenFile, BuildHasherDefault<IdHasher>>,
     flights: Slab<Flight>,
@@ -144,7 +145,7 @@ pub(super) struct DiskDriver {
 impl DiskDriver {
     pub(super) fn new(root: OwnedFd, align: usize, depth: usize) -> Result<DiskDriver, i32> {
         Ok(DiskDriver {
-            root: Rc::new(root),
+            root: Arc::new(root),
             align,
             files: HashMap::default(),
             flights: Slab::new(),
@@ -201,9 +202,10 @@ impl DiskDriver {
 
     fn start(&mut self, ring: &mut Ring, op: OpId, disk_op: DiskOp) {
         let started = match disk_op {
-            DiskOp::SyncAll => self.start_helper(op, |root| Ok(Work::SyncFs(duplicate(root)?))),
+            // It needs no descriptor of its own: a sync must not fail because there is none left.
+            DiskOp::SyncAll => self.start_helper(op, |root| Ok(Work::SyncFs(Arc::clone(root)))),
             DiskOp::List { path } => self.start_helper(op, |root| {
-                Ok(Work::List(duplicate(root)?, directory_path(&path)?))
+                Ok(Work::List(Arc::clone(root), directory_path(&path)?))
             }),
             DiskOp::Resize { file, len } if !ring.features.ftruncate => self
                 .file(file)
@@ -231,7 +233,7 @@ impl DiskDriver {
     fn start_helper(
         &mut self,
         op: OpId,
-        work: impl FnOnce(&Rc<OwnedFd>) -> Result<Work, DiskError>,
+        work: impl FnOnce(&Arc<OwnedFd>) -> Result<Work, DiskError>,
     ) -> Result<(), DiskError> {
         let work = work(&self.root)?;
         let key = self.flights.insert(Flight {

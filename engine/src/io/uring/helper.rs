@@ -20,11 +20,11 @@ use crate::io::{DirEntry, DiskError, Done};
 /// A blocking call.
 pub(super) enum Work {
     /// syncfs of the file system that holds the descriptor.
-    SyncFs(OwnedFd),
+    SyncFs(Arc<OwnedFd>),
     /// ftruncate.
     Truncate(OwnedFd, u64),
     /// The names of a directory below the descriptor.
-    List(OwnedFd, CString),
+    List(Arc<OwnedFd>, CString),
 }
 
 type Answer = (Key, Result<Done, DiskError>);
