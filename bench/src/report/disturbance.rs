@@ -35,6 +35,13 @@ fn checkpoint(plan: &Plan) -> Outcome<Figure> {
     let subject = Subject::start(plan.dir(), &[("log.journal.bytes", "134217728")])?;
     let targets = subject.topic("steady", MANY, &[])?;
     let load = steady(&subject, targets, plan.scaled(60));
+    // Directories and files are made when a partition is first written: not what is measured here.
+    subject.measure(&Load {
+        pace: Pace::Window(16),
+        length: Length::Bytes(plan.scaled(256 << 20)),
+        timeline: false,
+        ..load.clone()
+    })?;
     // A checkpoint begins with slices of capturing and ends with its count; in between it drains, syncs and writes.
     let count = |metrics: &Metrics, name: &str| metrics.get(name).copied().unwrap_or(0.0);
     let mut idle: Option<(f64, f64)> = None;

@@ -43,7 +43,8 @@ pub(super) fn figures(plan: &Plan) -> Outcome<Vec<Figure>> {
     let destroyed = destroy_newer_checkpoint(&subject.broker.setup.data)?;
     let cold = drop_caches();
     let (ready, _) = subject.restart_cold()?;
-    let note = format!("{records}; {} overwritten", destroyed.display());
+    let name = destroyed.file_name().unwrap_or_default().display();
+    let note = format!("{records}; {name} overwritten");
     let second = figure("newer checkpoint destroyed", ready, cold, &note);
     Ok(vec![first, second])
 }

@@ -1,3 +1,5 @@
+//! Batches: what is built is read back, and every broken one is refused.
+
 use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;

@@ -1,3 +1,5 @@
+//! The epoch table and its file against a plain list of (epoch, start offset).
+
 use proptest::collection::vec;
 use proptest::prelude::*;
 

@@ -1,3 +1,5 @@
+//! Indexes against the batches they describe, whole, damaged and rebuilt.
+
 use proptest::collection::vec;
 use proptest::prelude::*;
 

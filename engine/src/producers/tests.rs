@@ -1,3 +1,5 @@
+//! Producer state: what is new, what is a retry, what is refused, across its two encodings.
+
 use proptest::collection::vec;
 use proptest::prelude::*;
 

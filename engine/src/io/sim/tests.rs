@@ -1,3 +1,5 @@
+//! The simulated disk keeps what was promised and may lose everything else.
+
 use super::*;
 use crate::io::OpenHow;
 use crate::io::buf::AppendBuf;

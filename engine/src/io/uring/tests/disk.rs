@@ -1,3 +1,5 @@
+//! The reactor's disk operations on real files.
+
 use std::path::Path;
 
 use tempfile::TempDir;
