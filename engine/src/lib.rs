@@ -4,6 +4,7 @@
 //! code that takes events and leaves operations in an [`store::Outbox`]; two drivers execute them, the real
 //! ring ([`io::uring`]) and the seeded simulator ([`io::sim`]). `engine/README.md` is the code map.
 
+mod append;
 pub mod batch;
 pub mod canary;
 pub mod checkpoint;

@@ -7,6 +7,7 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
 
+use crate::append::Waiting;
 use crate::batch::BatchHeader;
 use crate::epochs::EpochTable;
 use crate::error::FenceReason;
@@ -16,7 +17,7 @@ use crate::producers::ProducerTable;
 use crate::rebuild::Rebuild;
 use crate::segment::{FileState, Segment, SegmentState};
 use crate::snapshot::Entry;
-use crate::store::{LogSettings, PartitionView, Waiting};
+use crate::store::{LogSettings, PartitionView};
 use crate::types::{LeaderEpoch, Now, Offset, PartitionId, Pos};
 
 /// Number of a log within its store; never reused within a process.

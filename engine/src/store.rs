@@ -5,24 +5,20 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use crate::batch::{self, BatchHeader, TimestampType};
-use crate::canary::Canary;
+use crate::batch::TimestampType;
 use crate::checkpoint::Checkpointer;
 use crate::commit::{Commit, CommitStats, Effect};
 use crate::config::StoreConfig;
 use crate::epochs::{EpochEnd, EpochTable};
 use crate::error::{AppendError, CommandError, FenceReason, ReadError};
-use crate::index::BatchBytes;
 use crate::io::buf::BufSlice;
 use crate::io::{Completion, DiskError, DiskOp, Done, FileId, OpId};
-use crate::journal::{Blocks, Body, Record};
-use crate::limits::BLOCK;
+use crate::journal::{Body, Record};
 use crate::log::{Log, LogNo, LogState};
-use crate::producers::{ProducerTable, Verdict as ProducerVerdict};
+use crate::producers::ProducerTable;
 use crate::read::Reads;
 use crate::removal::Removal;
 use crate::retention::Retention;
-use crate::segment::{FileState, Tail};
 use crate::small::SmallFiles;
 use crate::types::{LeaderEpoch, Now, Offset, PartitionId, Pos};
 use crate::writeback::WriteBack;
@@ -338,13 +334,10 @@ pub struct Store {
     /// Bytes of waiting appends.
     pub(crate) waiting_bytes: u64,
     pub(crate) fenced: Option<FenceReason>,
-    stopping: bool,
+    pub(crate) stopping: bool,
     effects: Vec<Effect>,
     pub(crate) stats: StoreStats,
 }
-
-/// Bytes of appends that may wait in the store; beyond it they are refused as busy.
-const MAX_WAITING_BYTES: u64 = 64 << 20;
 
 impl Store {
     pub(crate) fn assemble(
@@ -639,325 +632,6 @@ impl Store {
         answer(token, partition, result, out);
     }
 
-    /// Appends one batch as the leader; answered by `Appended`, at once or when place and room are there.
-    pub fn append(&mut self, now: Now, request: AppendRequest, out: &mut Outbox) {
-        let (token, partition) = (request.token, request.partition);
-        let result = match self.check_append(&request) {
-            Ok((no, header)) => self.append_or_wait(now, no, Waiting { request, header }, out),
-            Err(error) => Err(error),
-        };
-        if let Err(error) = result {
-            self.count_refusal(&error);
-            out.events.push(StoreEvent::Appended {
-                token,
-                partition,
-                result: Err(error),
-            });
-        }
-    }
-
-    fn check_append(&self, request: &AppendRequest) -> Result<(LogNo, BatchHeader), AppendError> {
-        if let Some(reason) = self.fenced {
-            return Err(AppendError::Fenced(reason));
-        }
-        if self.stopping {
-            return Err(AppendError::Busy);
-        }
-        let unknown = AppendError::UnknownPartition(request.partition);
-        let no = self.find_no(request.partition).ok_or(unknown.clone())?;
-        let log = self.log(no).ok_or(unknown)?;
-        if let Some(reason) = log.fenced {
-            return Err(AppendError::Fenced(reason));
-        }
-        let max = log
-            .settings
-            .max_message_bytes
-            .min(self.cfg.max_batch_bytes(self.grain));
-        if request.batch.len() > max {
-            return Err(AppendError::TooLarge {
-                size: request.batch.len(),
-                max,
-            });
-        }
-        if request.epoch != log.epoch() {
-            return Err(AppendError::WrongEpoch {
-                asked: request.epoch,
-                current: log.epoch(),
-            });
-        }
-        Ok((no, batch::validate(&request.batch)?))
-    }
-
-    fn append_or_wait(
-        &mut self,
-        now: Now,
-        no: LogNo,
-        waiting: Waiting,
-        out: &mut Outbox,
-    ) -> Result<(), AppendError> {
-        let Some(log) = self.log(no) else {
-            return Err(AppendError::UnknownPartition(waiting.request.partition));
-        };
-        let verdict = if log.waiting.is_empty() && log.state == LogState::Open {
-            self.try_accept(now, no, &waiting, out)?
-        } else {
-            Verdict::WaitForPlace
-        };
-        if verdict == Verdict::Accepted {
-            return Ok(());
-        }
-        let bytes = waiting.request.batch.len() as u64;
-        if self.waiting_bytes + bytes > MAX_WAITING_BYTES {
-            return Err(AppendError::Busy);
-        }
-        self.waiting_bytes += bytes;
-        if let Some(log) = self.log_mut(no) {
-            log.waiting.push_back(waiting);
-            // Behind a cut nothing may be in flight until that is done.
-            if log.state == LogState::Open {
-                self.wait_for(now, no, verdict, out);
-            }
-        }
-        Ok(())
-    }
-
-    fn wait_for(&mut self, now: Now, no: LogNo, verdict: Verdict, out: &mut Outbox) {
-        match verdict {
-            Verdict::Accepted => {}
-            Verdict::WaitForPlace => self.advance_active_place(now, no, out),
-            Verdict::WaitForProducers => self.rebuild_producers(now, no, out),
-            Verdict::WaitForRoom => {
-                if let Some(log) = self.log_mut(no)
-                    && !log.awaits_room
-                {
-                    log.awaits_room = true;
-                    self.admission.push_back(no);
-                }
-            }
-        }
-    }
-
-    /// Accepts what waits on a log, as far as place and room reach.
-    pub(crate) fn drain_waiting(&mut self, now: Now, no: LogNo, out: &mut Outbox) {
-        while let Some(log) = self.log_mut(no) {
-            if log.state != LogState::Open || log.awaits_room {
-                return;
-            }
-            let Some(waiting) = log.waiting.pop_front() else {
-                return;
-            };
-            let bytes = waiting.request.batch.len() as u64;
-            // The epoch may have moved while it waited.
-            let checked = self.check_append(&waiting.request).map(|_| ());
-            match checked.and_then(|()| self.try_accept(now, no, &waiting, out)) {
-                Ok(Verdict::Accepted) => self.waiting_bytes -= bytes,
-                Ok(verdict) => {
-                    if let Some(log) = self.log_mut(no) {
-                        log.waiting.push_front(waiting);
-                    }
-                    self.wait_for(now, no, verdict, out);
-                    return;
-                }
-                Err(error) => {
-                    self.waiting_bytes -= bytes;
-                    self.count_refusal(&error);
-                    let Waiting { request, .. } = waiting;
-                    let (token, partition) = (request.token, request.partition);
-                    out.events.push(StoreEvent::Appended {
-                        token,
-                        partition,
-                        result: Err(error),
-                    });
-                }
-            }
-        }
-    }
-
-    /// Refuses everything that waits on a log.
-    pub(crate) fn refuse_waiting(&mut self, no: LogNo, error: &AppendError, out: &mut Outbox) {
-        let Some(log) = self.log_mut(no) else { return };
-        let waiting = std::mem::take(&mut log.waiting);
-        for Waiting { request, .. } in waiting {
-            self.waiting_bytes -= request.batch.len() as u64;
-            self.count_refusal(error);
-            let (token, partition) = (request.token, request.partition);
-            out.events.push(StoreEvent::Appended {
-                token,
-                partition,
-                result: Err(error.clone()),
-            });
-        }
-    }
-
-    fn count_refusal(&mut self, error: &AppendError) {
-        match error {
-            AppendError::NoSpace => self.stats.no_space += 1,
-            AppendError::Busy => self.stats.busy += 1,
-            _ => {}
-        }
-    }
-
-    fn has_room(&self, bytes: u64) -> bool {
-        // The group's directory and padding are small beside the reserve.
-        self.commit.data_room() > bytes + self.cfg.frame_bytes as u64
-            && self.write_back.dirty < self.cfg.dirty_bytes
-    }
-
-    fn try_accept(
-        &mut self,
-        now: Now,
-        no: LogNo,
-        waiting: &Waiting,
-        out: &mut Outbox,
-    ) -> Result<Verdict, AppendError> {
-        let Waiting { request, header } = waiting;
-        let (token, partition) = (request.token, request.partition);
-        let len = request.batch.len() as u64;
-        let room = self.has_room(len);
-        let early = self.cfg.has(Canary::DuplicateBeforeDurable);
-        let Some(log) = self.log_mut(no) else {
-            return Err(AppendError::UnknownPartition(partition));
-        };
-        if header.has_producer() && log.producers.is_stale() {
-            return Ok(Verdict::WaitForProducers);
-        }
-        match log.producers.check(header) {
-            ProducerVerdict::Append => {}
-            ProducerVerdict::Duplicate { base, end } => {
-                if early && end > log.durable_end {
-                    log.durable_end = end;
-                    out.events.push(StoreEvent::Durable { partition, end });
-                }
-                self.stats.duplicates += 1;
-                let appended = Appended {
-                    base,
-                    end,
-                    duplicate: true,
-                    log_append_time: -1,
-                };
-                out.events.push(StoreEvent::Appended {
-                    token,
-                    partition,
-                    result: Ok(appended),
-                });
-                return Ok(Verdict::Accepted);
-            }
-            ProducerVerdict::OutOfOrder { expected, .. } => {
-                return Err(AppendError::OutOfOrderSequence {
-                    producer_id: header.producer_id,
-                    found: header.base_sequence,
-                    expected,
-                });
-            }
-            ProducerVerdict::Fenced { current, .. } => {
-                return Err(AppendError::InvalidProducerEpoch {
-                    producer_id: header.producer_id,
-                    found: header.producer_epoch,
-                    current,
-                });
-            }
-        }
-        if !room {
-            return match self.is_out_of_space() {
-                true => Err(AppendError::NoSpace),
-                false => Ok(Verdict::WaitForRoom),
-            };
-        }
-        if log.wants_roll(now, header, len) {
-            self.roll(no, out);
-        }
-        let Some(log) = self.log_mut(no) else {
-            return Err(AppendError::UnknownPartition(partition));
-        };
-        let active = log.active();
-        if active.allocated < active.end().plus(len) || !matches!(active.file, FileState::Open(_)) {
-            if now.mono < log.place_retry_at {
-                return Err(AppendError::of_place(log.place_error));
-            }
-            return Ok(Verdict::WaitForPlace);
-        }
-        let appended = self.accept(now, no, request, header);
-        out.events.push(StoreEvent::Appended {
-            token,
-            partition,
-            result: Ok(appended),
-        });
-        self.allocate_ahead(now, no, out);
-        Ok(Verdict::Accepted)
-    }
-
-    /// Takes the batch into memory and into the group: from here on it is never withdrawn.
-    fn accept(&mut self, now: Now, no: LogNo, request: &AppendRequest, header: &BatchHeader) -> Appended {
-        let partition = request.partition;
-        let log = self.logs[no.0 as usize]
-            .as_deref_mut()
-            .expect("the caller found the log");
-        let base = log.log_end();
-        let time = match log.settings.timestamp_type {
-            TimestampType::CreateTime => None,
-            TimestampType::LogAppendTime => Some(now.wall_ms),
-        };
-        let stamped = stamped(&request.batch, header, base, request.epoch, time);
-        let header = batch::peek(&stamped.head).expect("the batch was validated and only stamped");
-        let segment = log.active_mut();
-        let pos = segment.end();
-        let memory = segment.tail.memory();
-        segment.tail.append_with(&stamped.head, stamped.rest.len());
-        segment.tail.append(&stamped.rest);
-        let end = segment.end();
-        let memory = segment.tail.memory() - memory;
-        segment.next = header.next_offset();
-        if segment.first_append_ms == 0 {
-            segment.first_append_ms = now.wall_ms.max(1);
-        }
-        let small = end.0 - pos.0 < BLOCK_BODY_BYTES;
-        let body = if small {
-            // Reading a small batch twice costs less than combining sums.
-            segment.index_batch(
-                partition,
-                &header,
-                pos,
-                BatchBytes::Split(&stamped.head, &stamped.rest),
-            );
-            Body::Inline(segment.tail.slices(pos, end))
-        } else {
-            // Read once, for the index and for the frame.
-            let sum = stamped.sum();
-            segment.index_batch(partition, &header, pos, BatchBytes::Summed(&sum));
-            block_body(&segment.tail, pos, end, sum)
-        };
-        let segment_base = segment.base;
-        log.producers.record(&header, base, now.wall_ms);
-
-        let next = header.next_offset();
-        let record = Record::Append {
-            partition,
-            base,
-            next,
-            segment: segment_base,
-            pos,
-            len: (end.0 - pos.0) as u32,
-            body_at: 0,
-        };
-        let effect = Effect::Appended {
-            log: no,
-            segment: segment_base,
-            pos: end,
-            next,
-        };
-        self.write_back.memory += memory;
-        self.write_back.dirty += end.0 - pos.0;
-        self.stats.batches += 1;
-        self.stats.accepted_bytes += end.0 - pos.0;
-        self.commit.push(now, record, body, effect);
-        Appended {
-            base,
-            end: next,
-            duplicate: false,
-            log_append_time: time.unwrap_or(-1),
-        }
-    }
-
     // Driving.
 
     /// Takes in the end of an operation.
@@ -1219,82 +893,6 @@ impl Store {
         self.refuse_waiting(no, &AppendError::Fenced(reason), out);
         out.events.push(StoreEvent::PartitionFenced { partition, reason });
     }
-}
-
-/// Whether an append was taken.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Verdict {
-    Accepted,
-    WaitForPlace,
-    WaitForRoom,
-    WaitForProducers,
-}
-
-/// An append that waits, with its checked header.
-#[derive(Debug)]
-pub(crate) struct Waiting {
-    pub(crate) request: AppendRequest,
-    pub(crate) header: BatchHeader,
-}
-
-/// A batch with its offset, epoch and time set: all that changes lies in the head, the rest are the producer's bytes.
-struct Stamped {
-    head: [u8; batch::HEADER_BYTES],
-    rest: BufSlice,
-}
-
-impl Stamped {
-    /// Checksum of the whole batch as it is stored.
-    fn sum(&self) -> crc32fast::Hasher {
-        let mut sum = crc32fast::Hasher::new();
-        sum.update(&self.head);
-        sum.update(&self.rest);
-        sum
-    }
-}
-
-fn stamped(
-    bytes: &BufSlice,
-    header: &BatchHeader,
-    base: Offset,
-    epoch: LeaderEpoch,
-    time: Option<i64>,
-) -> Stamped {
-    let mut head = [0; batch::HEADER_BYTES];
-    let stated = batch::peek(bytes).map(|h| h.max_timestamp);
-    if time.is_some() || stated != Some(header.max_timestamp) {
-        let mut whole = bytes.to_vec();
-        batch::stamp(&mut whole, &mut header.clone(), base, epoch, time);
-        head.copy_from_slice(&whole[..batch::HEADER_BYTES]);
-    } else {
-        head.copy_from_slice(&bytes[..batch::HEADER_BYTES]);
-        let field = batch::field::BASE_OFFSET;
-        head[field..field + 8].copy_from_slice(&base.0.to_be_bytes());
-        let field = batch::field::LEADER_EPOCH;
-        head[field..field + 4].copy_from_slice(&epoch.0.to_be_bytes());
-    }
-    Stamped {
-        head,
-        rest: bytes.slice(batch::HEADER_BYTES..bytes.len()),
-    }
-}
-
-/// Batches of at least this size go to the journal straight from the tail's blocks; smaller ones are copied.
-const BLOCK_BODY_BYTES: u64 = 32 << 10;
-
-/// The journal's view of the bytes `from..to` of a tail, as blocks.
-fn block_body(tail: &Tail, from: Pos, to: Pos, sum: crc32fast::Hasher) -> Body {
-    let first = from.floor(BLOCK as u64);
-    let whole = to.floor(BLOCK as u64);
-    let mut slices = tail.slices(first, whole);
-    // The last block still grows: the frame gets a copy of it.
-    slices.extend(tail.partial_block());
-    Body::Blocks(Blocks {
-        slices,
-        lead: (from.0 - first.0) as u32,
-        len: (to.0 - from.0) as u32,
-        sum,
-    })
 }
 
 fn answer(token: u64, partition: PartitionId, result: Result<(), CommandError>, out: &mut Outbox) {

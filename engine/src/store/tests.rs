@@ -10,7 +10,7 @@ mod reading;
 mod truncation;
 
 use super::*;
-use crate::batch::{BatchBuilder, NewRecord};
+use crate::batch::{self, BatchBuilder, NewRecord};
 use crate::io::sim::{Crash, SimConfig, SimDisk};
 use crate::recovery::{RecoverError, RecoveryReport};
 use crate::types::{ShardId, Term, TopicId};

@@ -218,7 +218,7 @@ fn readers_leave_a_bounded_number_of_files_open() {
         .segments
         .iter()
         .filter(|s| s.state() == crate::segment::SegmentState::Sealed);
-    let (open, closed): (Vec<_>, Vec<_>) = sealed.partition(|s| s.file != FileState::Closed);
+    let (open, closed): (Vec<_>, Vec<_>) = sealed.partition(|s| s.file != crate::segment::FileState::Closed);
     assert!(open.len() <= crate::read::MAX_OPEN_SEALED, "{} open", open.len());
     assert!(!closed.is_empty());
 }
