@@ -23,7 +23,7 @@ use crate::log::Log;
 use crate::removal::DELETE_SUFFIX;
 use crate::snapshot::{Entry, SnapshotHeader, decode_body};
 use crate::store::{Ops, Pending, Store};
-use crate::types::{Lsn, Now, PartitionId};
+use crate::types::{Lsn, Now, PartitionId, Term};
 
 pub(crate) use replay::Replayed;
 pub use set::{JOURNAL_SET, open_set};
@@ -203,6 +203,8 @@ pub(crate) struct Snapshots {
     /// Index of the newest valid one.
     newest: usize,
     number: u64,
+    /// Term of the life that wrote it: no frame from its lsn on that counts is of an earlier one.
+    pub(crate) term: Term,
     pub(crate) lsn: Lsn,
     /// lsn of the older one while it looks valid: the journal is kept from there on.
     pub(crate) keep: Lsn,
@@ -222,6 +224,7 @@ fn open_snapshots(files: &mut Files<'_>, cfg: &StoreConfig) -> Result<Snapshots,
         lens: [0; 2],
         newest: 0,
         number: 0,
+        term: Term(0),
         lsn: Lsn(0),
         keep: Lsn(0),
         entries: Vec::new(),
@@ -248,6 +251,7 @@ fn open_snapshots(files: &mut Files<'_>, cfg: &StoreConfig) -> Result<Snapshots,
         match decode_body(&header, &body, cfg) {
             Ok(entries) => {
                 (snapshots.newest, snapshots.number, snapshots.lsn) = (slot, header.number, header.lsn);
+                snapshots.term = header.term;
                 snapshots.keep = oldest.unwrap_or(header.lsn).min(header.lsn);
                 snapshots.entries = entries;
                 return Ok(snapshots);

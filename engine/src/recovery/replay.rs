@@ -229,7 +229,9 @@ pub(super) fn run(
         applied,
         window: Window::new(cursor.file),
         ring,
-        term: Term(0),
+        // The first frame has none before it to compare with: one that an earlier life left behind its cut, at just
+        // this address, would pass for the first one after the snapshot.
+        term: snapshots.term,
         prev_lsn: NO_FRAME,
         directory: Directory::default(),
         cursor,

@@ -1,6 +1,8 @@
 //! Plain paths: what was acknowledged is there after a restart, also with another number of shards.
 
 use super::*;
+use crate::io::FileClass;
+use crate::io::sim::{Fault, FaultKind, OpKind, When};
 
 #[test]
 fn what_was_acknowledged_is_read_back_across_restarts() {
@@ -79,4 +81,47 @@ fn another_number_of_shards_keeps_every_record() {
         written += 20;
         disk = disk.crash(Crash::Power, life);
     }
+}
+
+/// A frame behind the cut of one life stays on the disk. A later life writes up to just its address, and a snapshot
+/// begins there: replay has no frame before it to compare its term with.
+#[test]
+fn a_frame_that_an_earlier_life_left_behind_its_cut_does_not_follow_a_snapshot() {
+    let mut beyond = 0;
+    for appends in 0..6 {
+        let mut rig = Rig::new();
+        // The log has its place: what follows is in a frame at the end of the turn.
+        rig.append_durably(&[0; 100]);
+        let start = rig.store.commit.next_lsn();
+        let stall = Fault::new(FaultKind::Stall(60_000_000_000), When::Nth(0));
+        rig.disk
+            .add_fault(stall.kind(OpKind::Write).class(FileClass::Journal));
+        rig.append(&vec![1; 20_000]);
+        rig.call(|store, now, out| store.turn_end(now, out));
+        let ghost = rig.store.commit.next_lsn();
+        rig.append(&vec![2; 2_000]);
+        for _ in 0..100 {
+            rig.turn();
+        }
+        assert_eq!(
+            rig.store.commit.in_flight(),
+            2,
+            "the second frame waits for the first"
+        );
+        assert_eq!(rig.disk.in_flight(), 1, "and is on the disk");
+        let mut rig = rig.restart(Crash::Power);
+        assert_eq!(rig.read_all(), [vec![0; 100]], "the first frame is torn");
+        assert!(start < rig.store.commit.next_lsn());
+        let mut own = vec![vec![0; 100]];
+        for i in 0..appends {
+            own.push(vec![3 + i; 1_000]);
+            rig.append_durably(&own[own.len() - 1]);
+        }
+        rig.checkpoint();
+        beyond += usize::from(rig.store.commit.next_lsn() == ghost);
+        let mut rig = rig.restart(Crash::Power);
+        assert_eq!(rig.view(P).fenced, None);
+        assert_eq!(rig.read_all(), own);
+    }
+    assert_eq!(beyond, 1, "one snapshot begins where the frame is");
 }
