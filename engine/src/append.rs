@@ -181,9 +181,17 @@ impl Store {
     }
 
     pub(crate) fn has_room(&self, bytes: u64) -> bool {
-        // The group's directory and padding are small beside the reserve.
-        self.commit.data_room() > bytes + self.cfg.frame_bytes as u64
-            && self.write_back.dirty < self.cfg.dirty_bytes
+        // The group's directory and padding are small beside the reserve. A frame is never larger than a quarter of a
+        // file, so that what is asked for here is there once two checkpoints have freed the journal.
+        let frame = self.cfg.frame_bytes.min(self.cfg.max_frame_bytes(self.grain));
+        self.commit.data_room() > bytes + frame as u64 && self.has_dirty_room()
+    }
+
+    /// Whether more may become dirty. The last block of a log is written when it is full, not before, so it does not
+    /// count: as many logs as the bound has blocks would else stop each other for ever.
+    pub(crate) fn has_dirty_room(&self) -> bool {
+        let last_blocks = (self.logs.len() * BLOCK) as u64;
+        self.write_back.dirty < self.cfg.dirty_bytes.saturating_add(last_blocks)
     }
 
     fn try_accept(

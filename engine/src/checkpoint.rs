@@ -160,9 +160,14 @@ impl Checkpointer {
     }
 
     /// When work is due that no completion sets off, in monotonic ns. With a full journal nothing may be in flight: a
-    /// capture that waited for something to happen would then wait for the next retention check.
+    /// capture that waited for something to happen would then wait for the next retention check. So would a checkpoint
+    /// that was asked for at the end of a turn, or that waits until a full disk is tried again.
     pub(crate) fn next_wake(&self) -> Option<u64> {
-        matches!(self.phase, Phase::Capturing { .. }).then_some(0)
+        match self.phase {
+            Phase::Capturing { .. } => Some(0),
+            Phase::Idle if self.wanted => Some(self.failed_until),
+            _ => None,
+        }
     }
 
     /// Checkpoints completed in this life. A record is below both snapshots once two checkpoints that began after it
@@ -223,7 +228,12 @@ impl Store {
         // Two checkpoints free what lies before the first of them.
         let helps =
             self.commit.next_lsn() > checkpoint.newer_lsn || checkpoint.newer_lsn > checkpoint.older_lsn;
-        checkpoint.wanted || since >= self.cfg.checkpoint_bytes.max(weight).min(most) || (full && helps)
+        // Many logs may each hold less than is worth writing: only a checkpoint has all of it written.
+        let crowded = !self.has_dirty_room();
+        checkpoint.wanted
+            || crowded
+            || since >= self.cfg.checkpoint_bytes.max(weight).min(most)
+            || (full && helps)
     }
 
     fn begin_checkpoint(&mut self) {
