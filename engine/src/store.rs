@@ -477,7 +477,7 @@ impl Store {
     pub(crate) fn add_log(&mut self, log: Log) -> LogNo {
         #[cfg(feature = "canary")]
         let log = Log {
-            dir_by_name: self.cfg.has(Canary::DropByName),
+            dir_by_name: self.cfg.has(crate::canary::Canary::DropByName),
             ..log
         };
         let no = LogNo(self.logs.len() as u32);
