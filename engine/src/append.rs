@@ -212,41 +212,20 @@ impl Store {
         if header.has_producer() && log.producers.is_stale() {
             return Ok(Verdict::WaitForProducers);
         }
-        match log.producers.check(header) {
-            ProducerVerdict::Append => {}
-            ProducerVerdict::Duplicate { base, end } => {
-                if early && end > log.durable_end {
-                    log.durable_end = end;
-                    out.events.push(StoreEvent::Durable { partition, end });
-                }
-                self.stats.duplicates += 1;
-                let appended = Appended {
-                    base,
-                    end,
-                    duplicate: true,
-                    log_append_time: -1,
-                };
-                out.events.push(StoreEvent::Appended {
-                    token,
-                    partition,
-                    result: Ok(appended),
-                });
-                return Ok(Verdict::Accepted);
+        let verdict = log.producers.check(header);
+        if let Some(appended) = refuse_or_repeat(verdict, header)? {
+            if early && appended.end > log.durable_end {
+                log.durable_end = appended.end;
+                let end = appended.end;
+                out.events.push(StoreEvent::Durable { partition, end });
             }
-            ProducerVerdict::OutOfOrder { expected, .. } => {
-                return Err(AppendError::OutOfOrderSequence {
-                    producer_id: header.producer_id,
-                    found: header.base_sequence,
-                    expected,
-                });
-            }
-            ProducerVerdict::Fenced { current, .. } => {
-                return Err(AppendError::InvalidProducerEpoch {
-                    producer_id: header.producer_id,
-                    found: header.producer_epoch,
-                    current,
-                });
-            }
+            self.stats.duplicates += 1;
+            out.events.push(StoreEvent::Appended {
+                token,
+                partition,
+                result: Ok(appended),
+            });
+            return Ok(Verdict::Accepted);
         }
         if !room {
             return match self.is_out_of_space() {
@@ -339,6 +318,30 @@ impl Store {
             duplicate: false,
             log_append_time: time.unwrap_or(-1),
         }
+    }
+}
+
+/// What the producer table says of a batch: `None` when it is new, the original's place when it is a retry.
+fn refuse_or_repeat(verdict: ProducerVerdict, header: &BatchHeader) -> Result<Option<Appended>, AppendError> {
+    let producer_id = header.producer_id;
+    match verdict {
+        ProducerVerdict::Append => Ok(None),
+        ProducerVerdict::Duplicate { base, end } => Ok(Some(Appended {
+            base,
+            end,
+            duplicate: true,
+            log_append_time: -1,
+        })),
+        ProducerVerdict::OutOfOrder { expected, .. } => Err(AppendError::OutOfOrderSequence {
+            producer_id,
+            found: header.base_sequence,
+            expected,
+        }),
+        ProducerVerdict::Fenced { current, .. } => Err(AppendError::InvalidProducerEpoch {
+            producer_id,
+            found: header.producer_epoch,
+            current,
+        }),
     }
 }
 

@@ -190,7 +190,6 @@ impl Store {
                         && s.state() == SegmentState::Sealed
                         && s.in_flight.is_empty()
                         && s.file != FileState::Opening
-                        && !s.is_loading()
                         && s.readers == 0
                         && !s.is_loading()
                 });
